@@ -1,0 +1,1 @@
+"""The ops of the serving path, each beside its reference."""

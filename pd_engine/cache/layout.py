@@ -1,0 +1,68 @@
+"""What one block of cache is made of. A handoff describes itself by this; nothing assumes DeepSeek-V3's shape.
+
+An arena is component-major: all blocks of component 0, then all of component 1, and so on, so that each component
+is one tensor [num_blocks, block_size, width] and each piece (one component's part of one block) is contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+LAYOUT_VERSION = 1
+
+
+class ComponentKind(Enum):
+    PAGED = "paged"        # so many bytes a slot, append-only
+    RING = "ring"          # a window of the last slots
+    SNAPSHOT = "snapshot"  # fixed bytes a sequence
+
+
+DTYPE_BYTES = {"bf16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Component:
+    """One layer's part of the cache.
+
+    Attributes:
+        name: "layers.0", ..., "mtp.0": unique in a layout.
+        kind: how its bytes grow with the sequence.
+        width: numbers a slot.
+        dtype: a key of `DTYPE_BYTES`.
+        first_position: slots before it are zero and never attended (1 for MTP's layer).
+    """
+
+    name: str
+    kind: ComponentKind
+    width: int
+    dtype: str
+    first_position: int = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.width * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheLayout:
+    """All components of a block, in the order of the arena."""
+
+    block_size: int
+    components: tuple[Component, ...]
+    version: int = LAYOUT_VERSION
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(component.slot_bytes for component in self.components)
+
+    def piece_bytes(self, component: int) -> int:
+        """Bytes of one whole piece of that component."""
+        return self.block_size * self.components[component].slot_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.bytes_per_token
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,148 @@
+"""The settings file: every key with its default, parsed once. A part of the system is given its own section only.
+
+Unknown keys are refused with the nearest known one, so that a typo never silently means the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pd_engine.errors import InvalidArgument
+from pd_engine.hashing import DEFAULT_BLOCK_SIZE
+from pd_engine.sampling.params import MAX_SPECULATE
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class EngineSettings(Section):
+    """Model, numerics and cache of a worker, and of `pd-relay generate`."""
+
+    dtype: Literal["auto", "bf16", "fp32"] = Field("auto", description="storage dtype; auto: the checkpoint's")
+    ops: Literal["auto", "cpu", "reference"] = Field(
+        "auto", description="implementation of the ops; auto: the compiled CPU ops if they are built, and it says so"
+    )
+    threads: int = Field(1, ge=1, le=256, description="compute threads of a worker")
+    block_size: int = Field(DEFAULT_BLOCK_SIZE, ge=1, le=1024, description="tokens a block")
+    cache_mib: int = Field(128, ge=1, description="memory for blocks, MiB a worker")
+    max_context_length: int | None = Field(None, ge=2, description="tokens; none: the checkpoint's own maximum")
+    prefill_form: Literal["absorbed", "expanded"] = Field("absorbed", description="arithmetic of prompt positions")
+    chunk_tokens: int = Field(256, ge=1, description="prompt tokens computed in one step at most")
+
+
+class PrefillSettings(Section):
+    workers: int = Field(1, ge=1, le=1024)
+    max_queued_tokens: int = Field(1_000_000, ge=1, description="prompt tokens that wait at one worker at most")
+
+
+class DecodeSettings(Section):
+    workers: int = Field(1, ge=1, le=1024)
+    max_batch: int = Field(64, ge=1, le=4096, description="sequences in one step at most")
+    speculate: int = Field(1, ge=0, le=MAX_SPECULATE, description="draft tokens a step; 0 without an MTP layer")
+
+
+class RouterSettings(Section):
+    host: str = "127.0.0.1"
+    grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
+    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+    served_model_name: str | None = Field(None, description="none: the last part of the model's path")
+    max_running_requests: int = Field(256, ge=1, description="requests in the system at most; more are refused")
+    max_attempts: int = Field(3, ge=1, le=16, description="placements of one journey at most")
+    request_timeout_ms: int = Field(600_000, ge=1)
+
+
+class TransferSettings(Section):
+    transport: Literal["auto", "shared_memory", "tcp"] = Field(
+        "auto", description="auto: shared memory on one host, tcp across hosts; the choice is logged"
+    )
+    lease_ms: int = Field(10_000, ge=100, description="how long a right to blocks lives without renewal")
+    fetch_timeout_ms: int = Field(5_000, ge=1, description="one fetch at most, before the peer counts as stalled")
+    max_refetches: int = Field(2, ge=0, description="of a piece whose checksum or generation was wrong")
+    checksums: bool = Field(True, description="off for benchmarks only")
+    max_bytes_in_flight: int = Field(64 * 1024 * 1024, ge=1)
+
+
+class ClusterSettings(Section):
+    name: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="names this cluster on its host")
+    ray_address: str | None = Field(None, description="none: start a Ray cluster on this host; else join this one")
+    object_store_mib: int = Field(80, ge=75, description="Ray's object store, which no request uses")
+    start_timeout_s: float = Field(120.0, gt=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Settings(Section):
+    """The whole file. `model` is a path to a checkpoint, or "demo" for the one that is shipped."""
+
+    model: str = "demo"
+    engine: EngineSettings = EngineSettings()
+    prefill: PrefillSettings = PrefillSettings()
+    decode: DecodeSettings = DecodeSettings()
+    router: RouterSettings = RouterSettings()
+    transfer: TransferSettings = TransferSettings()
+    cluster: ClusterSettings = ClusterSettings()
+
+
+def load_settings(path: Path | None, overrides: dict[str, Any] | None = None) -> Settings:
+    """Settings from a YAML file (or the defaults), with `overrides` ({"section.key": value}) over them.
+
+    Raises:
+        InvalidArgument: no such file, no YAML mapping, an unknown key (with a suggestion) or a value out of range.
+    """
+    data: dict[str, Any] = {} if path is None else _read_yaml(path)
+    for dotted, value in (overrides or {}).items():
+        *sections, key = dotted.split(".")
+        target = data
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise InvalidArgument(f"settings: {section!r} must be a mapping")
+        target[key] = value
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        where = f" in {path}" if path else ""
+        raise InvalidArgument("; ".join(_explain(item) for item in error.errors()) + where) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read settings file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"settings file {path} is not YAML in UTF-8: {error}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InvalidArgument(f"settings file {path} must hold a mapping at the top, got {type(data).__name__}")
+    return data
+
+
+def _explain(error: Any) -> str:
+    location = [str(part) for part in error["loc"]]
+    name = ".".join(location)
+    if error["type"] != "extra_forbidden":
+        return f"settings: {name}: {error['msg']}, got {error['input']!r}"
+    known = list(_section_at(location[:-1]).model_fields)
+    close = difflib.get_close_matches(location[-1], known, n=1)
+    hint = f"did you mean {'.'.join([*location[:-1], close[0]])}?" if close else f"known here: {', '.join(known)}"
+    return f"settings: unknown key {name}; {hint}"
+
+
+def _section_at(path: list[str]) -> type[Section]:
+    section: type[Section] = Settings
+    for name in path:
+        annotation = section.model_fields[name].annotation
+        if isinstance(annotation, types.UnionType):
+            annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+        assert isinstance(annotation, type) and issubclass(annotation, Section), annotation
+        section = annotation
+    return section
