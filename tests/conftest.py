@@ -1,0 +1,10 @@
+"""Shared fixtures. Puts tests/ on the path so that `support` is importable from every test."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+if str(TESTS) not in sys.path:
+    sys.path.insert(0, str(TESTS))
