@@ -1,0 +1,164 @@
+"""Builds a grpc.aio server: keepalive, the cluster secret on every call, and typed errors as statuses.
+
+A servicer raises `PdRelayError`; the caller sees its status, its message, its code and its retry hint. Anything
+else that escapes a servicer is logged here with an incident number, and the caller sees that number only.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from pd_engine.errors import Internal, InvalidArgument, PdRelayError, Unauthenticated
+from pd_engine.service.options import SERVER_OPTIONS
+from pd_engine.service.secret import metadata_has_secret
+
+CODE_METADATA_KEY = "pd-relay-code"
+RETRY_AFTER_METADATA_KEY = "pd-relay-retry-after-ms"
+MAX_DETAIL_CHARS = 2_000  # details travel as a header, percent-encoded
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def build_server(*, secret: str | None) -> grpc.aio.Server:
+    """A server without services and ports.
+
+    Args:
+        secret: every call must carry it; None for a public door, which has its own way to authenticate.
+    """
+    return grpc.aio.server(interceptors=[BoundaryInterceptor(secret)], options=SERVER_OPTIONS)
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Listens on host:port (0: any free port) and returns the port.
+
+    Raises:
+        InvalidArgument: the address cannot be bound, such as one that is in use.
+    """
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise InvalidArgument(f"cannot listen on {host}:{port}: {error}") from None
+    if bound == 0:
+        raise InvalidArgument(f"cannot listen on {host}:{port}")
+    return bound
+
+
+class Health:
+    """The standard health service. Everything is NOT_SERVING until `set_serving(True)`."""
+
+    def __init__(self, server: grpc.aio.Server, service_names: Collection[str]) -> None:
+        self._servicer = HealthServicer()
+        self._names = ["", *service_names]
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
+
+    async def set_serving(self, serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        status = states.SERVING if serving else states.NOT_SERVING
+        for name in self._names:
+            await self._servicer.set(name, status)
+
+
+def add_reflection(server: grpc.aio.Server, service_names: Collection[str]) -> None:
+    """Server reflection for these full service names, health and reflection itself."""
+    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+    names = [*service_names, health_name, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)  # type: ignore[no-untyped-call]
+
+
+class BoundaryInterceptor(grpc.aio.ServerInterceptor):
+    """Checks the secret before a servicer sees the call, and turns what escapes a servicer into a status."""
+
+    def __init__(self, secret: str | None) -> None:
+        self._secret = secret
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # gRPC answers UNIMPLEMENTED
+        allowed = self._secret is None or metadata_has_secret(
+            handler_call_details.invocation_metadata, self._secret
+        )
+        return _wrap(handler, handler_call_details.method, allowed)
+
+
+def _wrap(handler: Any, method: str, allowed: bool) -> Any:
+    kinds = {
+        (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+        (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+        (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+        (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+    }
+    kind, build = kinds[handler.request_streaming, handler.response_streaming]
+    behavior = getattr(handler, kind)
+    guard = _guard_stream if handler.response_streaming else _guard_unary
+    return build(
+        guard(behavior if allowed else _refusal(handler.response_streaming), method),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _refusal(streaming: bool) -> Callable[[Any, Context], Any]:
+    message = "this call needs the cluster secret"
+
+    async def refuse(request: Any, context: Context) -> Any:
+        raise Unauthenticated(message)
+
+    async def refuse_stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        raise Unauthenticated(message)
+        yield  # makes it a generator
+
+    return refuse_stream if streaming else refuse
+
+
+def _guard_unary(behavior: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            return await behavior(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the process boundary
+            await _abort(context, error, method)
+
+    return guarded
+
+
+def _guard_stream(behavior: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for reply in behavior(request, context):
+                yield reply
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the process boundary
+            await _abort(context, error, method)
+
+    return guarded
+
+
+async def _abort(context: Context, error: Exception, method: str) -> None:
+    typed = error if isinstance(error, PdRelayError) else _logged(error, method)
+    metadata = [(CODE_METADATA_KEY, typed.code.value)]
+    if typed.retry_after_ms is not None:
+        metadata.append((RETRY_AFTER_METADATA_KEY, str(typed.retry_after_ms)))
+    await context.abort(typed.grpc_status, typed.message[:MAX_DETAIL_CHARS], tuple(metadata))
+
+
+def _logged(error: Exception, method: str) -> Internal:
+    incident = secrets.token_hex(4)
+    log.error("incident %s in %s", incident, method, exc_info=error)
+    return Internal(f"internal error (incident {incident}; the server's log has the details)")

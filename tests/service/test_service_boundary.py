@@ -1,0 +1,190 @@
+"""What crosses a worker's gRPC boundary: the secret, typed errors, health, reflection, and nothing of the inside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.contracts import worker_pb2_grpc
+from pd_engine.errors import ERROR_CLASSES, Gone, InvalidArgument, PdRelayError, ResourceExhausted
+from pd_engine.service import client
+from pd_engine.service.secret import new_secret, parse_secret
+from pd_engine.service.server import Health, add_reflection, bind, build_server
+
+SECRET = "correct-horse-battery-staple"
+SERVICE = "pdrelay.internal.v1.DecodeWorker"
+
+
+@dataclass
+class Echo(worker_pb2_grpc.DecodeWorkerServicer):
+    """Answers, or raises what the test put there."""
+
+    raises: Exception | None = None
+    calls: list[str] = field(default_factory=list)
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        self.calls.append(request.router_id)
+        if self.raises:
+            raise self.raises
+        return pb.ReserveReply(lease_id="lease")
+
+    async def Pull(self, request: pb.PullRequest, context: Any) -> pb.PullReply:
+        await context.abort(grpc.StatusCode.DATA_LOSS, "own abort")
+        raise AssertionError
+
+
+class Streams(worker_pb2_grpc.PrefillWorkerServicer):
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillReply]:
+        yield pb.PrefillReply(source=pb.SourceInfo(epoch="e"))
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[str, Echo, Streams]]:
+    server = build_server(secret=SECRET)
+    echo, streams = Echo(), Streams(None)
+    worker_pb2_grpc.add_DecodeWorkerServicer_to_server(echo, server)
+    worker_pb2_grpc.add_PrefillWorkerServicer_to_server(streams, server)
+    health = Health(server, [SERVICE])
+    add_reflection(server, [SERVICE])
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    await health.set_serving(True)
+    yield f"127.0.0.1:{port}", echo, streams
+    await server.stop(None)
+
+
+async def reserve(address: str, secret: str | None) -> pb.ReserveReply:
+    async with client.connect(address, secret) as channel:
+        return await client.decode_stub(channel).Reserve(pb.ReserveRequest(router_id="r"), timeout=5)
+
+
+async def prefill(address: str, secret: str | None, replies: list[pb.PrefillReply]) -> None:
+    async with client.connect(address, secret) as channel:
+        async for reply in client.prefill_stub(channel).Prefill(pb.PrefillRequest(), timeout=5):
+            replies.append(reply)  # noqa: PERF401 - it may raise midway
+
+
+async def test_the_right_secret_is_served(served: tuple[str, Echo, Streams]) -> None:
+    assert (await reserve(served[0], SECRET)).lease_id == "lease"
+
+
+@pytest.mark.parametrize("secret", [None, "wrong-horse-battery-staple", SECRET + "x", SECRET[:-1]])
+async def test_any_other_secret_is_refused_before_the_servicer(
+    served: tuple[str, Echo, Streams], secret: str | None
+) -> None:
+    address, echo, _ = served
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reserve(address, secret)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert SECRET not in (caught.value.details() or "")
+    assert echo.calls == []
+
+
+async def test_streams_need_the_secret_too(served: tuple[str, Echo, Streams]) -> None:
+    replies: list[pb.PrefillReply] = []
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await prefill(served[0], None, replies)
+    assert replies == []
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("cls", ERROR_CLASSES.values())
+async def test_a_typed_error_is_the_same_error_at_the_caller(
+    served: tuple[str, Echo, Streams], cls: type[PdRelayError]
+) -> None:
+    address, echo, _ = served
+    sent = cls() if cls is Gone else cls("what was wrong: é, 100 %\nand what is allowed")
+    echo.raises = sent
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reserve(address, SECRET)
+    received = client.typed_error(caught.value)
+    assert type(received) is cls
+    assert received.message == sent.message
+    assert received.retry_after_ms is None
+
+
+async def test_the_retry_hint_arrives(served: tuple[str, Echo, Streams]) -> None:
+    address, echo, _ = served
+    echo.raises = ResourceExhausted("no room", retry_after_ms=250)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reserve(address, SECRET)
+    assert client.typed_error(caught.value).retry_after_ms == 250
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_what_was_not_foreseen_is_logged_and_not_told(
+    served: tuple[str, Echo, Streams], caplog: pytest.LogCaptureFixture, streaming: bool
+) -> None:
+    address, echo, streams = served
+    echo.raises = streams.error = KeyError("inner detail 4711")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (prefill(address, SECRET, []) if streaming else reserve(address, SECRET))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "4711" not in (caught.value.details() or "")
+    assert "inner detail 4711" in caplog.text
+    echo.raises = None
+    assert (await reserve(address, SECRET)).lease_id == "lease"
+
+
+async def test_an_error_after_the_first_reply_keeps_that_reply(served: tuple[str, Echo, Streams]) -> None:
+    address, _, streams = served
+    streams.error = InvalidArgument("too late")
+    replies: list[pb.PrefillReply] = []
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await prefill(address, SECRET, replies)
+    assert [reply.source.epoch for reply in replies] == ["e"]
+    assert type(client.typed_error(caught.value)) is InvalidArgument
+
+
+async def test_a_servicers_own_abort_passes(served: tuple[str, Echo, Streams]) -> None:
+    async with client.connect(served[0], SECRET) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.decode_stub(channel).Pull(pb.PullRequest(), timeout=5)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.DATA_LOSS, "own abort")
+
+
+async def test_health_and_reflection_answer(served: tuple[str, Echo, Streams]) -> None:
+    async with client.connect(served[0], SECRET) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICE):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        reflect = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = reflect.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)
+        names = [service.name async for reply in call for service in reply.list_services_response.service]
+    assert SERVICE in names
+
+
+async def test_a_port_in_use_is_a_typed_error(served: tuple[str, Echo, Streams]) -> None:
+    port = int(served[0].rpartition(":")[2])
+    with pytest.raises(InvalidArgument, match="cannot listen"):
+        bind(build_server(secret=SECRET), "127.0.0.1", port)
+
+
+def test_secrets_are_checked_without_being_repeated() -> None:
+    assert parse_secret(f" {SECRET}\n") == SECRET
+    assert parse_secret(new_secret()) != parse_secret(new_secret())
+    for bad in ("", "short", "x" * 257, "with-a-línea-" + "y" * 20, "line\nbreak-" + "z" * 20):
+        with pytest.raises(InvalidArgument) as caught:
+            parse_secret(bad)
+        assert not bad or bad not in str(caught.value)
+
+
+def test_the_plumbing_imports_no_torch() -> None:
+    names = "client, options, secret, server"
+    code = f"import sys; from pd_engine.service import {names}; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
