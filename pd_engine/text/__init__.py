@@ -1,0 +1,1 @@
+"""Text at the edges of the system: tokenizer, chat template, output text, sampling defaults. Never imports torch."""

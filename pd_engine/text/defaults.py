@@ -1,0 +1,154 @@
+"""Sampling parameters of a request: the client's, over the checkpoint's defaults, over ours.
+
+An absent field is None here and a default only in `resolve_sampling`. Ours: temperature 1, no top-p or top-k limit,
+as many tokens as the context has room for, a seed from the request id, the server's speculation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pd_engine.errors import InvalidArgument
+from pd_engine.sampling.params import NO_TOP_K, SamplingParams, seed_from_request_id
+from pd_engine.text.json_file import read_json_object
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingFields:
+    """What a client asked for; None is absent. Meanings and ranges as in `SamplingParams`; top_k 0 is no limit."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+    speculate: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationDefaults:
+    """Sampling defaults that a checkpoint sets in generation_config.json; None where it sets none.
+
+    `do_sample: false` means greedy and is read as temperature 0, whatever temperature stands beside it.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+    @staticmethod
+    def load(path: Path) -> GenerationDefaults:
+        """Those of the checkpoint in folder `path`.
+
+        Raises:
+            InvalidArgument: the file is broken or a value is out of range.
+        """
+        file = path / "generation_config.json"
+        config = read_json_object(file)
+        top_k = _number(config, "top_k", file)
+        defaults = GenerationDefaults(
+            temperature=0.0 if config.get("do_sample") is False else _number(config, "temperature", file),
+            top_p=_number(config, "top_p", file),
+            top_k=None if top_k is None else int(top_k),
+        )
+        try:
+            _combine(SamplingFields(), defaults, max_tokens=1, seed=0)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{file}: {error.message}") from None
+        return defaults
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelLimits:
+    """What a request must fit: tokens of context (prompt and generated), and ids of the model's vocabulary."""
+
+    max_context_length: int
+    vocab_size: int
+
+
+def check_prompt(prompt_ids: Sequence[int], limits: ModelLimits) -> None:
+    """Raises:
+    InvalidArgument: the prompt is empty, leaves no room for one token, or holds ids outside the vocabulary.
+    """
+    if not prompt_ids:
+        raise InvalidArgument("the prompt must have at least one token")
+    if len(prompt_ids) >= limits.max_context_length:
+        raise InvalidArgument(
+            f"the prompt has {len(prompt_ids)} tokens; the context of {limits.max_context_length} tokens allows "
+            f"{limits.max_context_length - 1} at most"
+        )
+    _check_ids("prompt token ids", prompt_ids, limits.vocab_size)
+
+
+def resolve_sampling(
+    fields: SamplingFields,
+    defaults: GenerationDefaults,
+    limits: ModelLimits,
+    *,
+    num_prompt_tokens: int,
+    request_id: str,
+) -> SamplingParams:
+    """The parameters of a request whose prompt has passed `check_prompt`.
+
+    Raises:
+        InvalidArgument: a value is out of range, or prompt and max_tokens together exceed the context.
+    """
+    room = limits.max_context_length - num_prompt_tokens
+    assert room >= 1, (num_prompt_tokens, limits)
+    if fields.max_tokens is not None and fields.max_tokens > room:
+        raise InvalidArgument(
+            f"max_tokens must be at most {room} after a prompt of {num_prompt_tokens} tokens in a context of "
+            f"{limits.max_context_length}, got {fields.max_tokens}"
+        )
+    _check_ids("stop_token_ids", fields.stop_token_ids, limits.vocab_size)
+    return _combine(
+        fields,
+        defaults,
+        max_tokens=room if fields.max_tokens is None else fields.max_tokens,
+        seed=seed_from_request_id(request_id) if fields.seed is None else fields.seed,
+    )
+
+
+def _combine(fields: SamplingFields, defaults: GenerationDefaults, *, max_tokens: int, seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=_first(fields.temperature, defaults.temperature, 1.0),
+        top_p=_first(fields.top_p, defaults.top_p, 1.0),
+        top_k=_first(fields.top_k, defaults.top_k, NO_TOP_K) or NO_TOP_K,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=fields.stop,
+        stop_token_ids=fields.stop_token_ids,
+        ignore_eos=bool(fields.ignore_eos),
+        logprobs=fields.logprobs,
+        speculate=fields.speculate,
+    )
+
+
+def _first(asked: T | None, default: T | None, ours: T) -> T:
+    if asked is not None:
+        return asked
+    return ours if default is None else default
+
+
+def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids:
+        return
+    worst = max(token_ids) if min(token_ids) >= 0 else min(token_ids)
+    if not 0 <= worst < vocab_size:
+        raise InvalidArgument(f"{name} must be in [0, {vocab_size}), got {worst}")
+
+
+def _number(config: dict[str, Any], key: str, file: Path) -> float | None:
+    value = config.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise InvalidArgument(f"{file}: {key} must be a number, got {value!r}")
+    return value

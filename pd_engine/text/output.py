@@ -1,0 +1,46 @@
+"""The text of a stream of tokens: whole characters only, up to the first stop string."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+
+from pd_engine.text.stop import StopMatcher
+from pd_engine.text.tokenizer import Tokenizer
+
+_UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text to show after one token; may lag behind it. `stop_reason` is the stop string that the token completed."""
+
+    text: str
+    stop_reason: str | None = None
+
+
+class OutputText:
+    """Turns tokens into text as they come.
+
+    Without a stop string the texts of all `push` and of `finish` joined are `tokenizer.decode` of all tokens. With
+    one, the token that completes it is the last to be pushed, the text ends before it, and `finish` gives nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = _UTF8_DECODER(errors="replace")
+        self._matcher = StopMatcher(stop)
+        self._ended = False
+
+    def push(self, token_id: int) -> TextDelta:
+        assert not self._ended, "a token after the end"
+        step = self._matcher.push(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        self._ended = step.stop is not None
+        return TextDelta(step.text, step.stop)
+
+    def finish(self) -> str:
+        """What was held back, once no more tokens come: half a character shows as U+FFFD, as `decode` gives it."""
+        if self._ended:
+            return ""
+        self._ended = True
+        return self._matcher.finish() + self._decoder.decode(b"", final=True)
