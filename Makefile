@@ -1,0 +1,89 @@
+# pd-relay: `make demo` to see it, `make test` to check it. Every target may be run twice.
+#
+#   PYTHON=python3.12 make setup          another interpreter (3.11 or newer)
+#   TORCH_PIP_ARGS="--index-url URL"      where pip takes torch from: PyTorch's own index of CPU wheels saves the
+#                                         download of its CUDA libraries (README.md, Installing)
+#   PYTEST_ARGS="-k handoff -x"           more arguments for pytest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH_PIP_ARGS ?=
+PYTEST_ARGS ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# One thread a process: two processes with a thread for each core take turns at spinning, ten times as slow.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export MKL_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+NATIVE_SOURCES := $(wildcard setup.py) $(shell find kernels -name '*.cpp' -o -name '*.h')
+
+.PHONY: help setup demo check test gate protos settings-doc clean
+
+help:
+	@echo "make setup         the virtual environment $(VENV), with everything in it"
+	@echo "make demo          setup, then a request through a router and two workers, compared with one process"
+	@echo "make test          setup, check, and all tests but the slow ones"
+	@echo "make check         lint, types, import layers, generated files"
+	@echo "make gate          everything, slow tests included, with a report in docs/gate.md"
+	@echo "make protos        write the Python files of the .proto files again"
+	@echo "make settings-doc  write docs/settings.md again"
+	@echo "make clean         remove what was built, the virtual environment included"
+
+setup: $(VENV)/.installed
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "pd-relay needs Python 3.11 or newer; name one: make setup PYTHON=..." >&2; exit 2; }
+	@echo "setup 1/3: $$($(PYTHON) --version) in $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "python's venv module does not work here (Debian: install the package python3-venv)" >&2; exit 2; }
+	@touch $@
+
+$(VENV)/.torch-$(TORCH_VERSION): $(VENV)/.created
+	@echo "setup 2/3: torch $(TORCH_VERSION) (a minute or more)"
+	@$(PIP) install -qq $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH_VERSION) pyproject.toml constraints.txt $(NATIVE_SOURCES)
+	@echo "setup 3/3: pd-relay, its dependencies, its compiled ops (a minute or more)"
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "setup: done; . $(BIN)/activate, then pd-relay --help"
+
+demo: setup
+	@$(BIN)/pd-relay demo
+
+check: setup
+	@echo "check: ruff"
+	@$(BIN)/ruff check --quiet .
+	@echo "check: mypy --strict"
+	@$(BIN)/mypy --no-error-summary
+	@echo "check: import layers"
+	@report=$$($(BIN)/lint-imports --no-logo --no-cache) || { echo "$$report" >&2; exit 1; }
+	@echo "check: generated files"
+	@$(BIN)/python -m pd_ops.protos --check
+	@$(BIN)/python -m pd_ops.settings_doc --check
+
+test: check
+	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+gate: check
+	@$(BIN)/python -m pd_ops.gate --report docs/gate.md
+
+protos: setup
+	@$(BIN)/python -m pd_ops.protos
+
+settings-doc: setup
+	@$(BIN)/python -m pd_ops.settings_doc
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.so' \) -print0 | xargs -0 rm -rf
