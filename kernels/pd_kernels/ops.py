@@ -118,9 +118,11 @@ class Ops(Protocol):
         """From kv_a's output [c_raw C | k_rope R] write [rms_norm(c_raw) | rope(k_rope)] to each row's slot of one
         component (blocks G, slots a block K). `rope_P2R` is [P, 2, R/2] float32: cos then sin; pairs interleaved."""
 
-    def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int) -> Tensor:
-        """Absorbed attention of each row over its sequence's slots first_position..own position: o_THC in q's dtype.
-        Reads latents as the cache stores them, those of this step included."""
+    def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
+                      latent_width: int) -> Tensor:
+        """Absorbed attention of each row over its sequence's slots first_position..own position: o_THC in q's dtype,
+        C = `latent_width` leading numbers of a slot. Reads latents as the cache stores them, those of this step
+        included; a row that may see nothing gives zeros."""
 
     def absorb_values(self, o_THC: Tensor, weight: Packed) -> Tensor:
         """o W_uv^T a head, heads concatenated: [T, H·V]."""

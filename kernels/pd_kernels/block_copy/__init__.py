@@ -1,0 +1,1 @@
+"""Copying pieces between arenas."""

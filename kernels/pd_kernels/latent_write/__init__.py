@@ -1,0 +1,1 @@
+"""Norm, rotate and write one latent a row into the paged cache."""

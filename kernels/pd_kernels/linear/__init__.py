@@ -1,0 +1,1 @@
+"""y = x W^T with rows that do not depend on company."""

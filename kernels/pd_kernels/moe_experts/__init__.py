@@ -1,0 +1,1 @@
+"""Routed experts with the shared one, and the dense MLP."""

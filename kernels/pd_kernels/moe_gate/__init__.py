@@ -1,0 +1,1 @@
+"""The noaux_tc router."""

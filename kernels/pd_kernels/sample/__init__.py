@@ -1,0 +1,1 @@
+"""Choosing tokens: processed logits plus position-keyed noise."""
