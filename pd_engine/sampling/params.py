@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ NO_TOP_K = -1
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """What the sampler needs. Greedy is `temperature == 0`.
+
+    `temperature` and `top_p` are rounded to float32, which is what travels to a worker: one process computes with the
+    same numbers.
 
     Attributes:
         temperature: >= 0.
@@ -49,6 +53,8 @@ class SamplingParams:
         """Raises:
         InvalidArgument: a value is outside its range; the message names the field and the range.
         """
+        object.__setattr__(self, "temperature", ctypes.c_float(self.temperature).value)
+        object.__setattr__(self, "top_p", ctypes.c_float(self.top_p).value)
         if not math.isfinite(self.temperature) or self.temperature < 0:
             raise InvalidArgument(f"temperature must be a finite number >= 0, got {self.temperature}")
         if not math.isfinite(self.top_p) or not 0 < self.top_p <= 1:
