@@ -9,6 +9,7 @@ and after its copy has read one owner's bytes.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from pd_engine.cache.layout import CacheLayout
 
 PAGE_BYTES = 4096
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; not yet a name in Python's fcntl
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -34,15 +37,21 @@ def component_offsets(layout: CacheLayout, num_blocks: int) -> tuple[list[int], 
 
 
 class Arena:
-    """Blocks in shared memory. Pages are zero and take no room until they are first written."""
+    """Blocks in shared memory. Pages are zero and take no room until they are first written.
+
+    The memory file is sealed: it can neither shrink under a reader (whose access would then be fatal) nor be mapped
+    writable a second time, so whoever is given `fd` can only read.
+    """
 
     def __init__(self, layout: CacheLayout, num_blocks: int) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.offsets, self.num_bytes = component_offsets(layout, num_blocks)
-        self.fd = os.memfd_create("pd-relay-arena", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("pd-relay-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.num_bytes)
         self._map = mmap.mmap(self.fd, self.num_bytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+        self.buffer = memoryview(self._map)  # all bytes, writable
         self.generations: npt.NDArray[np.uint64] = np.frombuffer(self._map, dtype=np.uint64, count=num_blocks)
         self.components: list[Tensor] = [
             torch.frombuffer(
@@ -65,7 +74,7 @@ class Arena:
         start = self.piece_offset(component, block)
         slot_bytes = self.layout.components[component].slot_bytes
         length = (self.layout.block_size if num_tokens is None else num_tokens) * slot_bytes
-        return memoryview(self._map)[start : start + length]
+        return self.buffer[start : start + length]
 
     def close(self) -> None:
         """Closes the file descriptor. The mapping goes with the last tensor over it."""

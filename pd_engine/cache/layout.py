@@ -31,6 +31,10 @@ class Component:
         width: numbers a slot.
         dtype: a key of `DTYPE_BYTES`.
         first_position: slots before it are zero and never attended (1 for MTP's layer).
+        window_slots: of a ring: position p is in slot p modulo this; 0 for the other kinds.
+
+    Slot s of a paged or ring component is in the sequence's block s // block_size. A snapshot is the whole piece of
+    the sequence's first block.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Component:
     width: int
     dtype: str
     first_position: int = 0
+    window_slots: int = 0
 
     @property
     def slot_bytes(self) -> int:
