@@ -1,0 +1,132 @@
+"""Runs prefill steps in the compute thread: chunks as planned, each component published as soon as it is written."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pd_engine.engine import Engine
+from pd_engine.sequence import SampledToken
+from pd_engine.sequence import Sequence as Prompt
+from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
+from prefill_worker.scheduler import Remaining, plan_chunks
+
+log = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """One prompt's handoff as the compute thread sees it. Neither call blocks on the network."""
+
+    def publish(self, component: int, num_valid_tokens: int) -> None:
+        """The first `num_valid_tokens` slots of a component are final."""
+
+    def finish(self, prompt: Prompt, first: SampledToken) -> None:
+        """Everything is published and the first token sampled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstToken:
+    """The end of one prompt: what was sampled, and whether it ends the choice (as `Sequence.finish_reason` says)."""
+
+    name: str
+    token: SampledToken
+    ends: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What one step did.
+
+    Attributes:
+        progress: (name, tokens computed so far) of every prompt in it.
+        first_tokens: of the prompts that are complete; the runner has forgotten them.
+        failed: names of prompts that the step broke on; the runner has forgotten them too.
+        num_tokens, seconds: its size and its duration.
+    """
+
+    progress: Sequence[tuple[str, int]]
+    first_tokens: Sequence[FirstToken]
+    failed: Sequence[str]
+    num_tokens: int
+    seconds: float
+
+
+class PrefillRunner:
+    """The core of a prefill worker's compute thread. Every method runs in that thread.
+
+    Args:
+        chunk_tokens: prompt tokens a step at most.
+        report: takes every step's report; called in the compute thread.
+    """
+
+    def __init__(self, engine: Engine, chunk_tokens: int, report: Callable[[StepReport], None]) -> None:
+        self.engine = engine
+        self._chunk_tokens = chunk_tokens
+        self._report = report
+        self._prompts: dict[str, Prompt] = {}  # by arrival
+        self._publishers: dict[str, Publisher] = {}
+
+    def add(self, prompt: Prompt, publisher: Publisher | None) -> None:
+        """Takes a prompt whose blocks cover all its tokens; `publisher` None: nobody pulls it."""
+        assert prompt.name not in self._prompts, prompt.name
+        assert prompt.num_computed < prompt.num_tokens, prompt
+        self._prompts[prompt.name] = prompt
+        if publisher is not None:
+            self._publishers[prompt.name] = publisher
+
+    def drop(self, name: str) -> None:
+        """Forgets a prompt, if it is still here: no later step writes to its blocks."""
+        self._prompts.pop(name, None)
+        self._publishers.pop(name, None)
+
+    def step(self) -> bool:
+        queue = [Remaining(name, prompt.num_tokens - prompt.num_computed) for name, prompt in self._prompts.items()]
+        chunks = [Chunk(self._prompts[plan.name], plan.num_tokens) for plan in plan_chunks(queue, self._chunk_tokens)]
+        if not chunks:
+            return False
+        started = time.perf_counter()
+        first_tokens: list[FirstToken] = []
+        failed: list[str] = []
+        try:
+            first_tokens = self._compute(chunks)
+        except Exception:
+            log.exception("a prefill step failed: %s", [(chunk.sequence.name, chunk.num_tokens) for chunk in chunks])
+            failed = [chunk.sequence.name for chunk in chunks]
+        report = StepReport(
+            progress=[(chunk.sequence.name, chunk.sequence.num_computed) for chunk in chunks],
+            first_tokens=first_tokens,
+            failed=failed,
+            num_tokens=sum(chunk.num_tokens for chunk in chunks),
+            seconds=time.perf_counter() - started,
+        )
+        for name in [*failed, *(first.name for first in first_tokens)]:
+            self.drop(name)
+        self._report(report)
+        return True
+
+    def _compute(self, chunks: list[Chunk]) -> list[FirstToken]:
+        valid_after = [
+            (publisher, chunk.sequence.num_computed + chunk.num_tokens)
+            for chunk in chunks
+            if (publisher := self._publishers.get(chunk.sequence.name)) is not None
+        ]
+
+        def on_component(component: int) -> None:
+            for publisher, num_valid_tokens in valid_after:
+                publisher.publish(component, num_valid_tokens)
+
+        prefill_step(self.engine, chunks, on_component)
+        complete = [chunk.sequence for chunk in chunks if chunk.sequence.num_computed == chunk.sequence.num_tokens]
+        if not complete:
+            return []
+        return [self._finish(prompt, first) for prompt, first in zip(complete, sample_first(self.engine, complete), strict=True)]
+
+    def _finish(self, prompt: Prompt, first: SampledToken) -> FirstToken:
+        publisher = self._publishers.get(prompt.name)
+        if publisher is not None:
+            publisher.finish(prompt, first)
+        reason = prompt.finish_reason()
+        return FirstToken(name=prompt.name, token=first, ends=reason.value if reason else "")
