@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 MIN_ROWS = 4
 CHECKED_ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 33, 64, 100)
-CHECKED_SHAPES = ((64, 64), (64, 576), (512, 64), (256, 704), (768, 256), (96, 40))  # (K, M) of x [T, K], W [M, K]
+CHECKED_SHAPES = (  # (K, M) of x [T, K], W [M, K]
+    (64, 64), (64, 576), (64, 512), (576, 64), (512, 64), (512, 32), (32, 512), (256, 704), (768, 256), (96, 40),
+)
 
 
 class RowMode(Enum):
@@ -35,11 +37,15 @@ def pack_linear(weight_MD: Tensor) -> Tensor:
 
 def matmul(x_TK: Tensor, weight_MK: Tensor, mode: RowMode) -> Tensor:
     """x W^T for float32 x and W: float32 [T, M]."""
-    num_rows = x_TK.shape[0]
-    if num_rows == 0:
+    if x_TK.shape[0] == 0:
         return x_TK.new_empty(0, weight_MK.shape[0])
     if mode is RowMode.SINGLE:
-        return torch.cat([functional.linear(functional.pad(row, (0, 0, 0, MIN_ROWS - 1)), weight_MK)[:1] for row in x_TK.split(1)])
+        return torch.cat([_padded_matmul(row, weight_MK) for row in x_TK.split(1)])
+    return _padded_matmul(x_TK, weight_MK)
+
+
+def _padded_matmul(x_TK: Tensor, weight_MK: Tensor) -> Tensor:
+    num_rows = x_TK.shape[0]
     if num_rows < MIN_ROWS:
         return functional.linear(functional.pad(x_TK, (0, 0, 0, MIN_ROWS - num_rows)), weight_MK)[:num_rows]
     return functional.linear(x_TK, weight_MK)
