@@ -11,6 +11,7 @@ from typing import Protocol
 from pd_engine.engine import Engine
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Prompt
+from pd_engine.service.wire import finish_names
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from prefill_worker.scheduler import Remaining, plan_chunks
 
@@ -29,11 +30,12 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstToken:
-    """The end of one prompt: what was sampled, and whether it ends the choice (as `Sequence.finish_reason` says)."""
+    """The end of one prompt: what was sampled, and whether it ends the choice (`wire.finish_names`)."""
 
     name: str
     token: SampledToken
-    ends: str
+    finish_reason: str
+    stop_reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,27 +89,23 @@ class PrefillRunner:
         chunks = [Chunk(self._prompts[plan.name], plan.num_tokens) for plan in plan_chunks(queue, self._chunk_tokens)]
         if not chunks:
             return False
-        started = time.perf_counter()
-        first_tokens: list[FirstToken] = []
+        started_s = time.perf_counter()
+        firsts: list[tuple[Prompt, SampledToken]] = []
         failed: list[str] = []
         try:
-            first_tokens = self._compute(chunks)
+            firsts = self._compute(chunks)
         except Exception:
             log.exception("a prefill step failed: %s", [(chunk.sequence.name, chunk.num_tokens) for chunk in chunks])
             failed = [chunk.sequence.name for chunk in chunks]
-        report = StepReport(
-            progress=[(chunk.sequence.name, chunk.sequence.num_computed) for chunk in chunks],
-            first_tokens=first_tokens,
-            failed=failed,
-            num_tokens=sum(chunk.num_tokens for chunk in chunks),
-            seconds=time.perf_counter() - started,
-        )
-        for name in [*failed, *(first.name for first in first_tokens)]:
+        self._report(_report_of(chunks, firsts, failed, time.perf_counter() - started_s))
+        for prompt, first in firsts:  # after the report: the handoff may end before the next line
+            if (publisher := self._publishers.get(prompt.name)) is not None:
+                publisher.finish(prompt, first)
+        for name in [*failed, *(prompt.name for prompt, _ in firsts)]:
             self.drop(name)
-        self._report(report)
         return True
 
-    def _compute(self, chunks: list[Chunk]) -> list[FirstToken]:
+    def _compute(self, chunks: list[Chunk]) -> list[tuple[Prompt, SampledToken]]:
         valid_after = [
             (publisher, chunk.sequence.num_computed + chunk.num_tokens)
             for chunk in chunks
@@ -120,13 +118,22 @@ class PrefillRunner:
 
         prefill_step(self.engine, chunks, on_component)
         complete = [chunk.sequence for chunk in chunks if chunk.sequence.num_computed == chunk.sequence.num_tokens]
-        if not complete:
-            return []
-        return [self._finish(prompt, first) for prompt, first in zip(complete, sample_first(self.engine, complete), strict=True)]
+        return list(zip(complete, sample_first(self.engine, complete), strict=True)) if complete else []
 
-    def _finish(self, prompt: Prompt, first: SampledToken) -> FirstToken:
-        publisher = self._publishers.get(prompt.name)
-        if publisher is not None:
-            publisher.finish(prompt, first)
-        reason = prompt.finish_reason()
-        return FirstToken(name=prompt.name, token=first, ends=reason.value if reason else "")
+
+def _report_of(
+    chunks: list[Chunk], firsts: list[tuple[Prompt, SampledToken]], failed: list[str], seconds: float
+) -> StepReport:
+    first_tokens = []
+    for prompt, token in firsts:
+        finish_reason, stop_reason = finish_names(prompt)
+        first_tokens.append(
+            FirstToken(name=prompt.name, token=token, finish_reason=finish_reason, stop_reason=stop_reason)
+        )
+    return StepReport(
+        progress=[(chunk.sequence.name, chunk.sequence.num_computed) for chunk in chunks],
+        first_tokens=first_tokens,
+        failed=failed,
+        num_tokens=sum(chunk.num_tokens for chunk in chunks),
+        seconds=seconds,
+    )

@@ -16,6 +16,7 @@ MAX_ID_CHARS = 128
 MAX_SALT_CHARS = 256
 MAX_EOS_TOKEN_IDS = 64
 MAX_LEASE_MS = 3_600_000
+MAX_JOURNEYS_A_CALL = 10_000
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
@@ -157,3 +158,9 @@ def _check_lengths(choice: Choice, limits: Limits) -> None:
         raise InvalidArgument(f"{len(emitted)} tokens were emitted, max_tokens is {choice.params.max_tokens}")
     if any(token_id in choice.ending_ids for token_id in emitted):
         raise InvalidArgument("an emitted token has ended this choice already")
+
+
+def check_count(field: str, count: int) -> None:
+    """A list that is worked through at once, in the event loop, is bounded."""
+    if count > MAX_JOURNEYS_A_CALL:
+        raise InvalidArgument(f"{field} has at most {MAX_JOURNEYS_A_CALL} entries, got {count}")

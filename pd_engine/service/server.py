@@ -6,6 +6,8 @@ else that escapes a servicer is logged here with an incident number, and the cal
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -104,9 +106,10 @@ def _wrap(handler: Any, method: str, allowed: bool) -> Any:
     }
     kind, build = kinds[handler.request_streaming, handler.response_streaming]
     behavior = getattr(handler, kind)
-    guard = _guard_stream if handler.response_streaming else _guard_unary
+    guarded = behavior if allowed else _refusal(handler.response_streaming)
+    guard = _guard_stream if inspect.isasyncgenfunction(guarded) else _guard_call
     return build(
-        guard(behavior if allowed else _refusal(handler.response_streaming), method),
+        guard(guarded, method),
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
@@ -125,7 +128,9 @@ def _refusal(streaming: bool) -> Callable[[Any, Context], Any]:
     return refuse_stream if streaming else refuse
 
 
-def _guard_unary(behavior: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+def _guard_call(behavior: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+    """Of a coroutine: one that returns its reply, or one that writes a stream of them to the context."""
+
     async def guarded(request: Any, context: Context) -> Any:
         try:
             return await behavior(request, context)
@@ -140,8 +145,9 @@ def _guard_unary(behavior: Callable[[Any, Context], Any], method: str) -> Callab
 def _guard_stream(behavior: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async for reply in behavior(request, context):
-                yield reply
+            async with contextlib.aclosing(behavior(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the process boundary

@@ -163,6 +163,9 @@ async def test_health_and_reflection_answer(served: tuple[str, Echo, Streams]) -
         for name in ("", SERVICE):
             reply = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        async for reply in health.Watch(health_pb2.HealthCheckRequest(), timeout=5):
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            break
         reflect = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = reflect.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)
         names = [service.name async for reply in call for service in reply.list_services_response.service]

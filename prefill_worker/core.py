@@ -1,0 +1,290 @@
+"""A prefill worker's state, all of it in the event loop's thread: jobs, their blocks, their ends.
+
+Blocks are freed when the compute thread no longer writes to them *and* the handoff's source no longer serves them,
+whatever came first. A settled job is remembered for a while, so that a repeated call gets the same answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kv_transfer.journey import Clock, JourneyKey
+from kv_transfer.source import HandoffSource, SourceEnd
+from pd_engine.cache.blocks import BlockPool
+from pd_engine.errors import (
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    Gone,
+    Internal,
+    InvalidArgument,
+    PdRelayError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pd_engine.sequence import Sequence
+from pd_engine.service.rates import Rate
+from pd_engine.service.tombstones import LONGEST_MESSAGE_LIFE_S, Tombstones
+from prefill_worker.job import FirstTokenAnswer, Job, JobState, PrefillSpec
+from prefill_worker.publisher import HandoffPublisher
+from prefill_worker.runner import FirstToken, PrefillRunner, StepReport
+from prefill_worker.scheduler import Waiting, admit, queue_wait_ms
+
+log = logging.getLogger(__name__)
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class PrefillCore:
+    """Args:
+    post: runs a command in the compute thread between two steps.
+    report: runs a callback in the event loop, from the compute thread.
+    """
+
+    def __init__(
+        self, *, pool: BlockPool, block_size: int, dtype: str, max_queued_tokens: int, source: HandoffSource,
+        runner: PrefillRunner, post: Post, report: Callable[..., None], clock: Clock,
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._dtype = dtype
+        self._max_queued_tokens = max_queued_tokens
+        self._source = source
+        self._runner = runner
+        self._post = post
+        self._report = report
+        self._clock = clock
+        self._jobs: dict[str, Job] = {}  # the newest attempt of each journey, by journey id, by arrival
+        self._by_name: dict[str, Job] = {}  # every job that is open, in compute or pinned
+        self._tombstones = Tombstones()
+        self.tokens_per_s = Rate()
+        self._books_checked = False  # since the last job
+        self.draining = False
+        self.num_callers = 0
+
+    # What routers ask for
+
+    def submit(self, spec: PrefillSpec) -> Job:
+        """The job of this call: a new one, or the one that an equal call has started.
+
+        Raises:
+            Gone: released up to this attempt, or a higher attempt was seen.
+            AlreadyExists: the same attempt with another payload.
+            InvalidArgument: it can never fit the worker's blocks.
+            ResourceExhausted: the queue is full; with a retry hint.
+            Unavailable: the worker is draining.
+        """
+        journey_id, attempt = spec.key.journey_id, spec.key.attempt
+        if self._tombstones.is_gone(journey_id, attempt):
+            raise Gone()
+        known = self._jobs.get(journey_id)
+        if known is not None and known.spec.key.attempt >= attempt:
+            if known.spec.key.attempt > attempt:
+                raise Gone()
+            if known.spec != spec:
+                raise AlreadyExists(f"attempt {attempt} of journey {journey_id} is running with another payload")
+            return known
+        job = self._new_job(spec)
+        if known is not None:
+            self._end(known, Gone())
+        self._books_checked = False
+        self._jobs.pop(journey_id, None)
+        self._jobs[journey_id] = self._by_name[job.name] = job
+        self._admit_waiting()
+        return job
+
+    def release(self, journey_id: str, up_to_attempt: int) -> None:
+        """Ends everything of the journey up to that attempt."""
+        self._tombstones.bury(journey_id, up_to_attempt, self._clock())
+        self._source.release(journey_id, up_to_attempt)
+        job = self._jobs.get(journey_id)
+        if job is not None and job.spec.key.attempt <= up_to_attempt:
+            self._end(job, Gone())
+            del self._jobs[journey_id]
+
+    def abandon(self, job: Job) -> None:
+        """Its caller went away before the first token was known: the work ends, and that attempt with it."""
+        if job.is_open:
+            self._end(job, Cancelled("the caller went away"))
+
+    def renew(self, key: JourneyKey) -> str:
+        """queued, running or gone; keeps the handoff's pins."""
+        job = self._jobs.get(key.journey_id)
+        if job is None or job.spec.key != key or job.state is JobState.FAILED:
+            return "gone"
+        if job.pinned:
+            self._source.renew(key)
+        if job.is_open:
+            return job.state.value
+        return "running" if job.pinned else "gone"
+
+    def tick(self, now_s: float) -> None:
+        """Ends what is past its deadline, forgets what is old, and checks the books when idle."""
+        self._tombstones.tick(now_s)
+        for journey_id, job in list(self._jobs.items()):
+            if job.is_open and job.deadline_s is not None and now_s >= job.deadline_s:
+                self._end(job, DeadlineExceeded("the request's deadline passed before its first token"))
+            settled = not job.is_open and job.name not in self._by_name
+            if settled and now_s >= job.settled_at_s + LONGEST_MESSAGE_LIFE_S:
+                del self._jobs[journey_id]
+        if not self._by_name and not self._books_checked:
+            self._pool.check_integrity()
+            self._books_checked = True
+
+    def fail_all(self, error: PdRelayError) -> None:
+        """Nothing will be computed any more: every open job is answered with `error`."""
+        for job in list(self._by_name.values()):
+            self._end(job, error)
+
+    # What the worker reports
+
+    @property
+    def num_running(self) -> int:
+        return sum(job.state is JobState.RUNNING for job in self._by_name.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(job.state is JobState.QUEUED for job in self._by_name.values())
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return sum(job.num_remaining for job in self._by_name.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """No prompt, no pin, no block in use."""
+        return not self._by_name
+
+    # Ways through the worker
+
+    def _new_job(self, spec: PrefillSpec) -> Job:
+        if self.draining:
+            raise Unavailable("this prefill worker is draining")
+        num_blocks = -(-spec.num_tokens // self._block_size)
+        if num_blocks > self._pool.num_blocks:
+            raise InvalidArgument(
+                f"{spec.num_tokens} tokens need {num_blocks} blocks; this worker has {self._pool.num_blocks}"
+            )
+        queued = self.num_queued_tokens
+        if queued and queued + spec.num_tokens > self._max_queued_tokens:
+            raise ResourceExhausted(
+                f"{queued} prompt tokens are queued; {self._max_queued_tokens} are allowed",
+                retry_after_ms=queue_wait_ms(spec.num_tokens, self.tokens_per_s.value),
+            )
+        deadline_s = self._clock() + spec.deadline_ms / 1000 if spec.deadline_ms else None
+        return Job(spec=spec, num_blocks=num_blocks, deadline_s=deadline_s)
+
+    def _admit_waiting(self) -> None:
+        queue = [job for job in self._by_name.values() if job.state is JobState.QUEUED]
+        if not queue:
+            return
+        waiting = [Waiting(job.name, job.num_blocks, job.num_overtaken) for job in queue]
+        admitted = set(admit(waiting, self._pool.num_free))
+        for index, job in enumerate(queue):
+            if job.name not in admitted:
+                job.num_overtaken += sum(later.name in admitted for later in queue[index + 1 :])
+        for job in queue:  # one that fails to begin may let others in: look again before each
+            if job.name in admitted and job.state is JobState.QUEUED and self._pool.can_allocate(job.num_blocks):
+                self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        spec = job.spec
+        job.block_ids = self._pool.allocate(job.num_blocks, job.name)
+        publisher = None
+        if not spec.no_handoff:
+            try:
+                job.source = self._source.begin(
+                    spec.key, block_ids=job.block_ids, num_tokens=spec.num_tokens,
+                    num_held_blocks=spec.num_held_blocks, lease_ms=spec.lease_ms,
+                    on_end=lambda key, reason: self._pins_ended(job, reason),
+                )
+            except PdRelayError as error:
+                self._end(job, error)
+                return
+            job.pinned = True
+            publisher = HandoffPublisher(self._source, spec.key, self._dtype)
+        sequence = Sequence(
+            name=job.name,
+            token_ids=list(spec.choice.token_ids),
+            num_prompt_tokens=spec.choice.num_prompt_tokens,
+            params=spec.choice.params,
+            ending_ids=spec.choice.ending_ids,
+            speculate=spec.choice.speculate,
+            block_ids=list(job.block_ids),
+        )
+        job.move(JobState.RUNNING)
+        job.in_compute = True
+        self._post(lambda: self._runner.add(sequence, publisher))
+        job.notify()
+
+    def on_step(self, report: StepReport) -> None:
+        """A step is done; in the event loop."""
+        self.tokens_per_s.add(report.num_tokens, report.seconds)
+        for name, num_computed in report.progress:
+            if name in self._by_name:
+                self._by_name[name].num_computed = num_computed
+        for first in report.first_tokens:
+            self._serve(first)
+        for name in report.failed:
+            if (job := self._by_name.get(name)) is not None:
+                job.in_compute = False
+                self._end(job, Internal("computing the prompt failed; the worker's log has the details"))
+
+    def _serve(self, first: FirstToken) -> None:
+        job = self._by_name.get(first.name)
+        if job is None:
+            return
+        job.in_compute = False
+        if job.state is JobState.RUNNING:
+            job.move(JobState.SERVED)
+            job.settled_at_s = self._clock()
+            job.first = FirstTokenAnswer(
+                index=job.spec.choice.num_emitted_tokens,
+                token=first.token,
+                finish_reason=first.finish_reason,
+                stop_reason=first.stop_reason,
+            )
+            job.notify()
+        self._settle(job)
+
+    def _end(self, job: Job, error: PdRelayError) -> None:
+        """Ends a job at once, wherever it is; its blocks follow when nobody uses them."""
+        if job.is_open:
+            job.move(JobState.FAILED)
+            job.settled_at_s = self._clock()
+            job.error = error
+            self._tombstones.bury(job.spec.key.journey_id, job.spec.key.attempt, self._clock())
+            if job.in_compute:
+                self._post(lambda: self._drop(job.name))
+            job.notify()
+        if job.pinned:
+            self._source.fail(job.spec.key, error)
+        self._settle(job)
+
+    def _drop(self, name: str) -> None:
+        """In the compute thread."""
+        self._runner.drop(name)
+        self._report(self._dropped, name)
+
+    def _dropped(self, name: str) -> None:
+        if (job := self._by_name.get(name)) is not None:
+            job.in_compute = False
+            self._settle(job)
+
+    def _pins_ended(self, job: Job, reason: SourceEnd) -> None:
+        job.pinned = False
+        if job.is_open:
+            log.info("%s: the handoff has ended (%s) before the prompt was computed", job.name, reason.value)
+            self._end(job, Gone())
+        self._settle(job)
+
+    def _settle(self, job: Job) -> None:
+        """Frees the blocks once nobody writes or reads them, and lets the next prompts in."""
+        if job.is_open or job.in_compute or job.pinned or self._by_name.get(job.name) is not job:
+            return
+        del self._by_name[job.name]
+        if job.block_ids:
+            self._pool.release(job.block_ids, job.name)
+            job.block_ids = []
+        self._admit_waiting()

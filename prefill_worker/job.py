@@ -1,0 +1,116 @@
+"""One prompt in a prefill worker, as its event loop sees it: state, blocks, answers and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kv_transfer.journey import JourneyKey, SourceInfo
+from pd_engine.errors import PdRelayError
+from pd_engine.sequence import SampledToken
+from pd_engine.service.requests import Choice
+
+
+class JobState(Enum):
+    QUEUED = "queued"    # waits for blocks
+    RUNNING = "running"  # has blocks; the compute thread works on it
+    SERVED = "served"    # its first token is known
+    FAILED = "failed"    # it has ended without one
+
+
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED}),
+    JobState.RUNNING: frozenset({JobState.SERVED, JobState.FAILED}),
+    JobState.SERVED: frozenset(),
+    JobState.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillSpec:
+    """A checked `Prefill` call.
+
+    Attributes:
+        deadline_ms: of the request, from its receipt; 0: none.
+        no_handoff: nobody will pull.
+    """
+
+    key: JourneyKey
+    router_id: str
+    choice: Choice
+    lease_ms: int
+    num_held_blocks: int
+    deadline_ms: int
+    no_handoff: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.choice.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstTokenAnswer:
+    """Attributes:
+    index: of the token among the generated ones.
+    finish_reason: "stop" or "length" if it ends the choice, else empty.
+    stop_reason: the stop token's id in decimal, else empty.
+    """
+
+    index: int
+    token: SampledToken
+    finish_reason: str
+    stop_reason: str
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Job:
+    """Attributes:
+    deadline_s: on the worker's clock; None: none.
+    num_computed: tokens that the compute thread has done.
+    in_compute: the compute thread may still write to the blocks.
+    pinned: the handoff's source still serves the blocks.
+    settled_at_s: when it was served or failed.
+    listeners: events to set when there is news; one a caller that waits.
+    """
+
+    spec: PrefillSpec
+    num_blocks: int
+    deadline_s: float | None
+    state: JobState = JobState.QUEUED
+    num_overtaken: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    in_compute: bool = False
+    pinned: bool = False
+    settled_at_s: float = 0.0
+    source: SourceInfo | None = None
+    first: FirstTokenAnswer | None = None
+    error: PdRelayError | None = None
+    listeners: list[asyncio.Event] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Of its sequence, and of the owner of its blocks: one attempt's, as two may overlap for a step."""
+        return f"prefill:{self.spec.key.journey_id}:{self.spec.key.attempt}"
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to compute."""
+        return self.spec.num_tokens - self.num_computed if self.is_open else 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (JobState.QUEUED, JobState.RUNNING)
+
+    @property
+    def holds_blocks(self) -> bool:
+        return bool(self.block_ids)
+
+    def move(self, state: JobState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} -> {state}"
+        self.state = state
+
+    def notify(self) -> None:
+        for event in self.listeners:
+            event.set()
