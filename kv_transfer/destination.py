@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing
-from kv_transfer.source import Checksums
+from kv_transfer.publisher import Checksums
 from kv_transfer.transport import PullTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool

@@ -11,7 +11,7 @@ from pd_engine.errors import InvalidArgument
 Clock = Callable[[], float]
 """Monotonic seconds, such as `time.monotonic`; never wall-clock time."""
 
-MAX_ATTEMPT = 1 << 16
+MAX_ATTEMPT = 1_000_000
 _HEX_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
