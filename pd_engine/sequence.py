@@ -50,9 +50,12 @@ class Sequence:
         speculate: draft tokens a step for this sequence, already resolved; 0 is off.
         block_ids: its blocks in order; must cover every slot that a step writes.
         num_computed: leading positions whose main-layer latents are final.
-        num_computed_mtp: leading positions whose MTP latents are final (slot 0 counts: it is zero by definition).
-        pending_hidden: rows h of positions num_computed_mtp-1 .. num_computed-1, post final norm, [n, D] in the
-            engine's dtype: what the MTP layer still has to be run on. None without an MTP layer.
+        num_computed_mtp: leading positions whose MTP latents are final (slot 0 counts: it is zero by definition);
+            stays behind where the engine has no MTP layer, or once the sequence decodes without speculation.
+        pending_hidden: rows h, post final norm, [n, D] in the engine's dtype; the last one is that of position
+            num_computed-1, from which the next token is sampled. While speculation is possible they are those of
+            positions num_computed_mtp-1 .. num_computed-1: what the MTP layer still has to be run on. None before
+            anything has been computed.
         num_drafted, num_accepted: totals of speculation.
     """
 

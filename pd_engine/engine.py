@@ -1,0 +1,156 @@
+"""One loaded model with its cache: what a worker, or `pd-relay generate`, computes on. It knows no role."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from pd_engine.cache.arena import Arena
+from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.layout import CacheLayout
+from pd_engine.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from pd_engine.fingerprint import engine_fingerprint
+from pd_engine.model.checkpoint import stored_tensors
+from pd_engine.model.config import ModelConfig, cache_layout
+from pd_engine.model.mla import LayerCache
+from pd_engine.model.mtp import Mtp
+from pd_engine.model.transformer import Transformer
+from pd_engine.model.weights import ModelWeights, checkpoint_dtype, load_weights, weights_bytes
+from pd_engine.settings import EngineSettings
+from pd_kernels.backend import OpsUnavailable, load_ops
+from pd_kernels.ops import Ops
+
+log = logging.getLogger(__name__)
+
+MIB = 1024 * 1024
+Dtype = Literal["bf16", "fp32"]
+
+
+class Engine:
+    """The model's functions over packed weights, and the arena and pool of its blocks.
+
+    Used from one thread at a time. `main_caches` and `mtp_cache` are the arena's components as the layers take them.
+    """
+
+    def __init__(
+        self, *, config: ModelConfig, weights: ModelWeights, ops: Ops, layout: CacheLayout, num_blocks: int,
+        max_context_length: int, dtype: str, prefill_form: str, fingerprint: str, load_seconds: float,
+    ) -> None:
+        self.config = config
+        self.ops = ops
+        self.layout = layout
+        self.dtype = dtype
+        self.fingerprint = fingerprint
+        self.max_context_length = max_context_length
+        self.expand_prompts = prefill_form == "expanded"
+        self.num_parameters = weights.num_parameters
+        self.weights_bytes = weights.num_bytes
+        self.load_seconds = load_seconds
+        self.arena = Arena(layout, num_blocks)
+        self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
+        self.main = Transformer(config, weights, ops, num_positions=max_context_length)
+        self.mtp = Mtp(self.main, weights.mtp) if weights.mtp is not None else None
+        caches = [
+            LayerCache(slots_GKE=slots, first_position=component.first_position)
+            for slots, component in zip(self.arena.components, layout.components, strict=True)
+        ]
+        self.main_caches = caches[: config.num_hidden_layers]
+        self._mtp_caches = caches[config.num_hidden_layers :]
+
+    @property
+    def has_mtp(self) -> bool:
+        return self.mtp is not None
+
+    @property
+    def mtp_component(self) -> int:
+        """Index of MTP's component in the layout."""
+        assert self._mtp_caches, "the engine has no MTP layer"
+        return self.config.num_hidden_layers
+
+    @property
+    def mtp_cache(self) -> LayerCache:
+        assert self._mtp_caches, "the engine has no MTP layer"
+        return self._mtp_caches[0]
+
+    @classmethod
+    def load(cls, path: Path, settings: EngineSettings, *, max_speculate: int) -> Engine:
+        """Loads the checkpoint in folder `path`.
+
+        Args:
+            max_speculate: the most draft tokens a sequence may ask for; 0 leaves the MTP layer out, weights and cache.
+
+        Raises:
+            NotFound, InvalidArgument, FailedPrecondition: the checkpoint is not there, broken or not supported, or
+                does not fit the settings.
+            ResourceExhausted: weights and cache do not fit into this host's memory.
+        """
+        started_s = time.monotonic()
+        config = ModelConfig.load(path)
+        dtype = checkpoint_dtype(config, stored_tensors(path)) if settings.dtype == "auto" else settings.dtype
+        with_mtp = max_speculate > 0 and config.has_mtp
+        layout = cache_layout(config, dtype, settings.block_size, with_mtp)
+        num_blocks = _num_blocks(layout, settings)
+        max_context_length = _context_length(config, settings)
+        _check_memory(weights_bytes(path, config, dtype=dtype, with_mtp=with_mtp), num_blocks * layout.block_bytes)
+        ops = _load_ops(settings)
+        engine = cls(
+            config=config,
+            weights=load_weights(path, config, ops, dtype=dtype, with_mtp=with_mtp),
+            ops=ops,
+            layout=layout,
+            num_blocks=num_blocks,
+            max_context_length=max_context_length,
+            dtype=dtype,
+            prefill_form=settings.prefill_form,
+            fingerprint=engine_fingerprint(
+                path, config, layout, dtype=dtype, prefill_form=settings.prefill_form, numerics=ops.numerics
+            ),
+            load_seconds=0.0,
+        )
+        engine.load_seconds = time.monotonic() - started_s
+        log.info(
+            "loaded %s: %.1f million parameters, %.1f MiB %s, %d blocks of %d tokens (%.1f MiB), %.2f s",
+            path, engine.num_parameters / 1e6, engine.weights_bytes / MIB, dtype, num_blocks, layout.block_size,
+            num_blocks * layout.block_bytes / MIB, engine.load_seconds,
+        )
+        return engine
+
+
+def _num_blocks(layout: CacheLayout, settings: EngineSettings) -> int:
+    num_blocks = settings.cache_mib * MIB // layout.block_bytes
+    if num_blocks < 1:
+        raise InvalidArgument(
+            f"settings: engine.cache_mib: {settings.cache_mib} MiB do not hold one block of {layout.block_size} tokens "
+            f"({layout.block_bytes} bytes)"
+        )
+    return num_blocks
+
+
+def _context_length(config: ModelConfig, settings: EngineSettings) -> int:
+    wanted = settings.max_context_length
+    if wanted is not None and wanted > config.max_position_embeddings:
+        raise InvalidArgument(
+            f"settings: engine.max_context_length must be at most the checkpoint's max_position_embeddings "
+            f"({config.max_position_embeddings}), got {wanted}"
+        )
+    return wanted or config.max_position_embeddings
+
+
+def _check_memory(num_weight_bytes: int, num_cache_bytes: int) -> None:
+    available = psutil.virtual_memory().available
+    if num_weight_bytes + num_cache_bytes > available:
+        raise ResourceExhausted(
+            f"weights ({num_weight_bytes / MIB:.0f} MiB) and cache ({num_cache_bytes / MIB:.0f} MiB) do not fit into "
+            f"the {available / MIB:.0f} MiB that are available on this host"
+        )
+
+
+def _load_ops(settings: EngineSettings) -> Ops:
+    try:
+        return load_ops(settings.ops, threads=settings.threads)
+    except OpsUnavailable as error:
+        raise FailedPrecondition(f"settings: engine.ops: {settings.ops}: {error}") from None

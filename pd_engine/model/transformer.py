@@ -1,0 +1,82 @@
+"""The main model: embedding, layers, final norm, head. The one definition of it.
+
+Shape suffixes as in pd_kernels.ops: T rows of a step, D hidden, Z vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pd_engine.model.config import ModelConfig
+from pd_engine.model.mla import LayerCache, Mla, StepRows
+from pd_engine.model.moe import feed_forward, gate_config
+from pd_engine.model.rope import rope_table, softmax_scale
+from pd_engine.model.weights import LayerWeights, ModelWeights
+from pd_kernels.ops import GateConfig, Ops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One decoder layer, main or MTP's, with its additions fused into the norms that follow them."""
+
+    ops: Ops
+    mla: Mla
+    gate: GateConfig | None
+    eps: float
+
+    def run(
+        self, normed_TD: Tensor, residual_TD: Tensor, weights: LayerWeights, step: StepRows, cache: LayerCache,
+        on_written: Callable[[], None],
+    ) -> tuple[Tensor, Tensor]:
+        """(output of the MLP, residual stream before it is added): the next norm adds them.
+
+        Args:
+            normed_TD: input_layernorm of the residual stream.
+            residual_TD: the residual stream.
+            on_written: called when this layer's latents of the step are in the cache.
+        """
+        attended_TD = self.mla.attend(normed_TD, weights.attention, step, cache, on_written)
+        normed_TD, residual_TD = self.ops.add_rms_norm(attended_TD, residual_TD, weights.post_norm, self.eps)
+        return feed_forward(self.ops, normed_TD, weights.mlp, self.gate), residual_TD
+
+
+class Transformer:
+    """The main model over one set of weights."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, ops: Ops, num_positions: int) -> None:
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        mla = Mla(
+            ops=ops, config=config, rope_P2R=rope_table(config, num_positions), scale=softmax_scale(config)
+        )
+        self.block = Block(ops=ops, mla=mla, gate=gate_config(config), eps=config.rms_norm_eps)
+
+    def forward(
+        self, ids_T: Tensor, step: StepRows, caches: Sequence[LayerCache],
+        on_written: Callable[[int], None] = lambda layer: None,
+    ) -> Tensor:
+        """h_TD after the final norm, for tokens ids_T (int64); writes every layer's latents.
+
+        `on_written(layer)` is called when that layer's slots of this step are final.
+        """
+        eps = self.config.rms_norm_eps
+        residual_TD = self.ops.embed(ids_T, self.weights.embedding_ZD)
+        normed_TD = self.ops.rms_norm(residual_TD, self.weights.layers[0].input_norm, eps)
+        following = [layer.input_norm for layer in self.weights.layers[1:]] + [self.weights.final_norm]
+        for number, (weights, cache, next_norm) in enumerate(
+            zip(self.weights.layers, caches, following, strict=True)
+        ):
+            output_TD, residual_TD = self.block.run(
+                normed_TD, residual_TD, weights, step, cache, lambda number=number: on_written(number)  # type: ignore[misc]
+            )
+            normed_TD, residual_TD = self.ops.add_rms_norm(output_TD, residual_TD, next_norm, eps)
+        return normed_TD
+
+    def logits(self, h_TD: Tensor) -> Tensor:
+        """float32 [T, Z] of rows that `forward` or MTP returned."""
+        return self.ops.linear(h_TD, self.weights.head, out_dtype=torch.float32)

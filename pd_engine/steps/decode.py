@@ -1,0 +1,206 @@
+"""One decode step: draft with the MTP layer, verify in one forward, emit what the target model samples.
+
+For a sequence of n tokens (the last one not computed yet) and k drafts:
+
+1. MTP runs over the positions that it has not seen true states of, up to n-1; the last of these rows drafts token n,
+   and k-1 further rows, each from the one before, draft tokens n+1 .. n+k-1.
+2. The main model runs over [token n-1, drafts] at positions n-1 .. n+k-1.
+3. Row j samples token n+j with that position's noise. Draft j is accepted exactly when it is equal to the token that
+   row j samples, so the emitted tokens are those of plain decoding, whatever was drafted.
+4. The accepted rows' h wait for the next step's MTP rows.
+
+Rejected drafts leave no trace: slots n.. of the main layers and n.. of MTP's are written again, in the step that has
+the true token for them, before any row may read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from pd_engine.engine import Engine
+from pd_engine.sequence import FinishReason, SampledToken, Sequence
+from pd_engine.steps.rows import Span, build_step, token_ids
+from pd_engine.steps.sample import sample_rows, token_logprobs
+from pd_engine.steps.state import can_draft
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeOutput:
+    """What one step gave one sequence: at least one token."""
+
+    tokens: list[SampledToken]
+    num_drafted: int
+    num_accepted: int
+    finish_reason: FinishReason | None
+
+
+def num_slots_needed(sequence: Sequence) -> int:
+    """Slots that the next decode step of this sequence writes to at most: its block_ids must cover them."""
+    return sequence.num_tokens + _num_wanted_drafts(sequence)
+
+
+def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
+    """Runs one step for all sequences, which must differ, not be finished, and have blocks for `num_slots_needed`.
+
+    Appends the emitted tokens to each sequence: cut after the first stop token, at max_tokens, and at the engine's
+    context length.
+    """
+    for sequence in sequences:
+        assert sequence.num_computed == sequence.num_tokens - 1, (sequence.name, sequence.num_computed)
+    num_drafts = [_num_drafts(engine, sequence) for sequence in sequences]
+    drafts = _draft(engine, sequences, num_drafts)
+    spans = [
+        Span(sequence=sequence, start=sequence.num_computed, count=1 + len(drafted))
+        for sequence, drafted in zip(sequences, drafts, strict=True)
+    ]
+    ids = [[sequence.token_ids[-1], *drafted] for sequence, drafted in zip(sequences, drafts, strict=True)]
+    ids_T = torch.tensor([token for span_ids in ids for token in span_ids])
+    hidden_TD = engine.main.forward(ids_T, build_step(spans, engine.layout.block_size), engine.main_caches)
+    logits_TZ = engine.main.logits(hidden_TD)
+    sampled = _sample_spans(engine, logits_TZ, spans)
+    counts = [
+        _num_emitted(engine, sequence, tokens, drafted)
+        for sequence, tokens, drafted in zip(sequences, sampled, drafts, strict=True)
+    ]
+    emitted = _with_logprobs(engine, logits_TZ, spans, sampled, counts)
+    for sequence, hidden, tokens, drafted in zip(
+        sequences, torch.split(hidden_TD, [span.count for span in spans]), emitted, drafts, strict=True
+    ):
+        _advance(sequence, tokens, hidden, len(drafted))
+    return [
+        DecodeOutput(
+            tokens=tokens, num_drafted=len(drafted), num_accepted=len(tokens) - 1,
+            finish_reason=finish_reason(engine, sequence),
+        )
+        for sequence, tokens, drafted in zip(sequences, emitted, drafts, strict=True)
+    ]
+
+
+def finish_reason(engine: Engine, sequence: Sequence) -> FinishReason | None:
+    """Why a sequence ends after its last token, the engine's context length included; None if it goes on."""
+    reason = sequence.finish_reason()
+    if reason is None and sequence.num_tokens >= engine.max_context_length:
+        return FinishReason.LENGTH
+    return reason
+
+
+def _num_wanted_drafts(sequence: Sequence) -> int:
+    """No more drafts than could be emitted beside the token that a step gives anyway."""
+    return max(0, min(sequence.speculate, sequence.params.max_tokens - sequence.num_generated - 1))
+
+
+def _num_drafts(engine: Engine, sequence: Sequence) -> int:
+    if engine.mtp is None or not can_draft(sequence):
+        return 0
+    return max(0, min(_num_wanted_drafts(sequence), engine.max_context_length - sequence.num_tokens - 1))
+
+
+def _draft(engine: Engine, sequences: Seq[Sequence], num_drafts: Seq[int]) -> list[list[int]]:
+    """Drafted tokens of each sequence; MTP's slots up to each one's last known token become final."""
+    drafts: list[list[int]] = [[] for _ in sequences]
+    active = [row for row, count in enumerate(num_drafts) if count]
+    if not active:
+        return drafts
+    spans = [_pending_span(sequences[row]) for row in active]
+    previous = torch.cat([_pending_states(sequences[row]) for row in active])
+    hidden_TD = _mtp_rows(engine, spans, token_ids(spans), previous)
+    last_rows = torch.tensor([span.count for span in spans]).cumsum(0) - 1
+    hidden_SD = hidden_TD[last_rows]
+    for row in active:
+        sequences[row].num_computed_mtp = sequences[row].num_tokens
+    depth = 0
+    while active:
+        positions = [sequences[row].num_tokens + depth for row in active]
+        tokens = sample_rows(
+            engine.ops, engine.main.logits(hidden_SD), [sequences[row] for row in active], positions
+        )
+        for row, token in zip(active, tokens, strict=True):
+            drafts[row].append(token)
+        depth += 1
+        going_on = [index for index, row in enumerate(active) if num_drafts[row] > depth]
+        if not going_on:
+            break
+        spans = [Span(sequence=sequences[active[index]], start=positions[index], count=1) for index in going_on]
+        ids = torch.tensor([tokens[index] for index in going_on])
+        hidden_SD = _mtp_rows(engine, spans, ids, hidden_SD[going_on])
+        active = [active[index] for index in going_on]
+    return drafts
+
+
+def _pending_span(sequence: Sequence) -> Span:
+    first = max(sequence.num_computed_mtp, 1)
+    return Span(sequence=sequence, start=first, count=sequence.num_tokens - first)
+
+
+def _pending_states(sequence: Sequence) -> Tensor:
+    assert sequence.pending_hidden is not None
+    return sequence.pending_hidden
+
+
+def _mtp_rows(engine: Engine, spans: Seq[Span], ids_T: Tensor, previous_TD: Tensor) -> Tensor:
+    assert engine.mtp is not None
+    step = build_step(spans, engine.layout.block_size)
+    return engine.mtp.forward(ids_T, previous_TD, step, engine.mtp_cache)
+
+
+def _sample_spans(engine: Engine, logits_TZ: Tensor, spans: Seq[Span]) -> list[list[int]]:
+    """The target's token after each row, by span."""
+    rows = [(span.sequence, position) for span in spans for position in range(span.start, span.end)]
+    tokens = iter(
+        sample_rows(engine.ops, logits_TZ, [row[0] for row in rows], [position + 1 for _, position in rows])
+    )
+    return [[next(tokens) for _ in range(span.count)] for span in spans]
+
+
+def _num_emitted(engine: Engine, sequence: Sequence, tokens: Seq[int], drafted: Seq[int]) -> int:
+    """How many of the sampled tokens are emitted: up to the first that its draft did not foresee, or that ends it."""
+    room = min(
+        sequence.params.max_tokens - sequence.num_generated, engine.max_context_length - sequence.num_tokens
+    )
+    count = 1
+    while count <= len(drafted) and drafted[count - 1] == tokens[count - 1] and count < room:
+        if tokens[count - 1] in sequence.ending_ids:
+            break
+        count += 1
+    return count
+
+
+def _with_logprobs(
+    engine: Engine, logits_TZ: Tensor, spans: Seq[Span], sampled: Seq[Seq[int]], counts: Seq[int]
+) -> list[list[SampledToken]]:
+    """The emitted tokens of each span, with the logprobs that its sequence asked for."""
+    tokens: list[int] = []
+    num_tops: list[int | None] = []
+    for span, span_tokens, count in zip(spans, sampled, counts, strict=True):
+        # Rows behind the emitted ones are passed over.
+        tokens += span_tokens
+        num_tops += [span.sequence.params.logprobs] * count + [None] * (span.count - count)
+    pairs = iter(zip(tokens, token_logprobs(engine.ops, logits_TZ, tokens, num_tops), strict=True))
+    return [
+        [SampledToken(token_id=token, logprobs=item) for token, item in islice(pairs, span.count)][:count]
+        for span, count in zip(spans, counts, strict=True)
+    ]
+
+
+def _advance(sequence: Sequence, tokens: Seq[SampledToken], hidden: Tensor, num_drafted: int) -> None:
+    """Appends the emitted tokens, and keeps the h of the rows that they stand on for the MTP layer's next rows.
+
+    A sequence that does not speculate keeps only the last one; its MTP slots then end where they are.
+    """
+    new = hidden[: len(tokens)]
+    if num_drafted:
+        pending = new.clone()
+    elif sequence.speculate and can_draft(sequence):
+        pending = torch.cat([_pending_states(sequence), new])
+    else:
+        pending = new[-1:].clone()
+    sequence.token_ids += [token.token_id for token in tokens]
+    sequence.num_computed += len(tokens)
+    sequence.num_drafted += num_drafted
+    sequence.num_accepted += len(tokens) - 1
+    sequence.pending_hidden = pending
