@@ -1,22 +1,38 @@
-"""The destination's side of handoffs: leases on blocks, pulls into them, checks, and passes them on."""
+"""The destination's side of handoffs: leases on blocks, pulls into them, checks, and passes them on.
+
+A shell: `destination_book.DestinationBook` decides; this starts and stops what it says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
+from kv_transfer.destination_book import DestinationBook
+from kv_transfer.destination_state import Broke, Completed, Ended, LeaseRecord, LeaseState
+from kv_transfer.host import host_id
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
-from kv_transfer.manifest import Closing
+from kv_transfer.manifest import Closing, Hello
+from kv_transfer.peers import Peers
 from kv_transfer.publisher import Checksums
+from kv_transfer.pull import PullDesk
 from kv_transfer.transport import PullTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import PdRelayError
 from pd_engine.settings import TransferSettings
+
+log = logging.getLogger(__name__)
+
+TICKS_A_LEASE = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +73,11 @@ class PullResult:
 
 OnComplete = Callable[[JourneyKey, PullResult], None]
 OnFailed = Callable[[JourneyKey, PdRelayError, tuple[int, ...]], None]
+OnExpired = Callable[[JourneyKey], None]
+
+
+def _ignore(key: JourneyKey) -> None:
+    return
 
 
 class HandoffDestination:
@@ -64,27 +85,56 @@ class HandoffDestination:
 
     Args:
         pool: where leases take their blocks; held under `JourneyKey.owner`.
+        transports: best first.
         open_channel: a channel to a source's address, with the cluster secret; closed by the destination.
         on_complete: ownership of the blocks passes with the call.
         on_failed: the pull has ended without success; arguments are the error and the logical numbers of the blocks
             that are missing. The lease lives on until `release`, expiry or a `reserve` with a higher attempt, which
-            keeps the leading verified blocks. If the lease itself has expired the error is DeadlineExceeded.
+            keeps the leading verified blocks.
+        on_expired: a lease has ended because nobody renewed it (after `on_failed` if it was pulling).
     """
 
     def __init__(
         self, *, arena: Arena, pool: BlockPool, fingerprint: str, worker_id: str, epoch: str,
         settings: TransferSettings, transports: Sequence[PullTransport], checksums: Checksums, clock: Clock,
         open_channel: Callable[[str], grpc.aio.Channel], on_complete: OnComplete, on_failed: OnFailed,
+        on_expired: OnExpired = _ignore,
     ) -> None:
-        raise NotImplementedError
+        self._settings = settings
+        self._clock = clock
+        self._on_complete = on_complete
+        self._on_failed = on_failed
+        self._on_expired = on_expired
+        self._book = DestinationBook(
+            arena.layout, pool, max_bytes_in_flight=settings.max_bytes_in_flight, max_refetches=settings.max_refetches
+        )
+        hello = Hello(
+            worker_id=worker_id, fingerprint=fingerprint, layout=arena.layout, host_id=host_id(),
+            transports=tuple(transport.name for transport in transports), checksums=settings.checksums,
+        )
+        self._peers = Peers(transports, open_channel, hello.host_id, clock)
+        self._desk = PullDesk(
+            self._book, self._peers, arena=arena, hello=hello, epoch=epoch, settings=settings, checksums=checksums,
+            clock=clock, settle=self._settle,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Starts the timer that calls `tick`."""
-        raise NotImplementedError
+        self._ticker = asyncio.create_task(self._tick_for_ever(), name="kv-destination-ticks")
 
     async def stop(self) -> None:
         """Releases every lease, waits (bounded) for transfers in flight, closes channels and connections."""
-        raise NotImplementedError
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+            self._ticker = None
+        for key in self._book.live_keys():
+            self.release(key.journey_id, key.attempt)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._peers.close()
 
     def reserve(
         self, key: JourneyKey, *, num_tokens: int, num_blocks: int, held_block_ids: Sequence[int] = (),
@@ -101,38 +151,95 @@ class HandoffDestination:
 
         Raises:
             Gone: released up to this attempt, or a higher attempt was seen.
-            ResourceExhausted: too few free blocks.
+            ResourceExhausted: too few free blocks; the journey holds none then.
         """
-        raise NotImplementedError
+        try:
+            lease = self._book.reserve(
+                key, lease_id=secrets.token_hex(16), lease_ms=lease_ms or self._settings.lease_ms,
+                num_tokens=num_tokens, num_blocks=num_blocks, held_block_ids=held_block_ids, now_s=self._clock(),
+            )
+        finally:
+            self._settle()
+        return Lease(
+            lease_id=lease.lease_id, lease_ms=lease.lease_ms, num_held_blocks=lease.num_held_blocks,
+            block_ids=lease.block_ids,
+        )
 
     def pull(self, key: JourneyKey, lease_id: str, source: SourceInfo) -> None:
-        """Starts pulling and returns; `on_complete` or `on_failed` follows exactly once, unless `release` comes
-        first: then neither does. The same call again does nothing.
+        """Starts pulling and returns; `on_complete` or `on_failed` follows exactly once, unless `release` or a
+        `reserve` with a higher attempt comes first: then neither does. The same call again does nothing.
 
         Raises:
             Gone: there is no such lease.
         """
-        raise NotImplementedError
+        lease = self._book.pull(key, lease_id, source, self._clock())
+        if lease is not None:
+            self._start(self._desk.run(lease, source), f"kv-pull-{key.journey_id}-{key.attempt}")
 
     def renew(self, key: JourneyKey) -> bool:
         """The router vouches for the journey: the lease starts anew. False: it is gone (or handed over)."""
-        raise NotImplementedError
+        return self._book.renew(key, self._clock())
 
     def release(self, journey_id: str, up_to_attempt: int) -> None:
         """Ends the journey's lease up to that attempt, and refuses such attempts for a while. Blocks with a transfer
         in flight are quarantined until it has ended; blocks already handed over are not touched."""
-        raise NotImplementedError
+        self._book.release(journey_id, up_to_attempt, self._clock())
+        self._settle()
 
     def tick(self, now_s: float) -> None:
-        """Ends what has expired by `now_s` on the destination's clock."""
-        raise NotImplementedError
+        """Ends what has expired by `now_s` on the destination's clock; asks sources whose turn it is."""
+        self._book.tick(now_s)
+        for lease in self._book.renewals_due(now_s):
+            self._start(self._desk.renew(lease, now_s), "kv-renew")
+        self._settle()
 
     @property
     def num_leases(self) -> int:
         """Leases that hold blocks and are not handed over."""
-        raise NotImplementedError
+        return self._book.num_leases
 
     @property
     def num_quarantined(self) -> int:
         """Blocks that wait for a transfer to end."""
-        raise NotImplementedError
+        return self._book.num_quarantined
+
+    def _settle(self) -> None:
+        """Acts on what the book says has happened, then fetches what may be fetched."""
+        for news in self._book.take_news():
+            match news:
+                case Completed(lease):
+                    self._desk.stop_manifest(lease)
+                    self._complete(lease)
+                case Broke(lease, error, missing):
+                    self._desk.stop_manifest(lease)
+                    self._on_failed(lease.key, error, missing)
+                case Ended(lease):
+                    self._desk.stop_manifest(lease)
+                    self._desk.stop_fetches(lease)
+                    if lease.state is LeaseState.EXPIRED:
+                        self._on_expired(lease.key)
+        while (fetch := self._book.next_fetch()) is not None:
+            self._start(self._desk.fetch(fetch), "kv-fetch")
+
+    def _complete(self, lease: LeaseRecord) -> None:
+        assert lease.closing is not None and lease.source is not None and lease.pieces is not None
+        is_finished = lease.state is LeaseState.FINISHED
+        if not is_finished:
+            self._start(self._desk.commit(lease.key, lease.source), "kv-commit")
+        result = PullResult(
+            block_ids=() if is_finished else lease.block_ids, closing=lease.closing,
+            num_bytes=0 if is_finished else lease.pieces.num_bytes, transport=lease.transport,
+            checksums=lease.pieces.checksums_CB,
+        )
+        self._on_complete(lease.key, result)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease_ms / 1000 / TICKS_A_LEASE)
+            self.tick(self._clock())
+            await self._peers.sweep()

@@ -83,12 +83,20 @@ class PieceTable:
         """Whether nothing announced can be fetched any more: each such piece is verified or lost, none in flight."""
         return not self._in_flight_CB.any() and not self._fetchable_CB().any()
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a piece was wrong too often."""
+        return bool((self._wrong_CB > self._max_refetches).any())
+
     def missing_blocks(self) -> tuple[int, ...]:
         """Logical numbers of the blocks that are not verified in all components."""
         return tuple(np.flatnonzero((self._verified_CB < self.final_CB).any(axis=0)).tolist())
 
     def num_leading_full_blocks(self) -> int:
-        """Leading full blocks that are held or verified in every component: what a next attempt need not send."""
+        """Leading full blocks that are held or verified in every component: what a next attempt need not send. None
+        if the layout has components that are not a function of a block's tokens alone."""
+        if not self._is_paged_C.all():
+            return 0
         missing = self.missing_blocks()
         return min(missing[0], self._num_full_blocks) if missing else self._num_full_blocks
 

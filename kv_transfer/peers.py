@@ -1,0 +1,129 @@
+"""Channels and connections to sources, shared by all pulls from the same one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from kv_transfer.journey import Clock, SourceInfo
+from kv_transfer.manifest import Opening
+from kv_transfer.transport import Connection, PullTransport
+from pd_engine.contracts.worker_pb2_grpc import KvSourceAsyncStub
+from pd_engine.errors import FailedPrecondition
+from pd_engine.service.client import kv_source_stub
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Channel:
+    channel: grpc.aio.Channel
+    stub: KvSourceAsyncStub
+    used_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """A connection and how many pulls use it."""
+
+    connection: Connection
+    transport: PullTransport
+    used_s: float
+    num_pulls: int = 0
+
+
+class Peers:
+    """Args:
+    transports: best first.
+    host_id: of this process.
+    """
+
+    def __init__(
+        self, transports: Sequence[PullTransport], open_channel: Callable[[str], grpc.aio.Channel], host_id: str,
+        clock: Clock,
+    ) -> None:
+        self._transports = transports
+        self._open_channel = open_channel
+        self._host_id = host_id
+        self._clock = clock
+        self._channels: dict[str, _Channel] = {}
+        self._links: dict[tuple[str, str], Link] = {}  # by (epoch, name of the transport)
+        self._connecting: dict[tuple[str, str], asyncio.Lock] = {}
+
+    def stub(self, address: str) -> KvSourceAsyncStub:
+        """Calls to the source at `address`."""
+        entry = self._channels.get(address)
+        if entry is None:
+            channel = self._open_channel(address)
+            entry = self._channels[address] = _Channel(channel, kv_source_stub(channel), 0.0)
+        entry.used_s = self._clock()
+        return entry.stub
+
+    async def acquire(self, source: SourceInfo, opening: Opening, timeout_s: float) -> Link:
+        """A connection over the best transport that both sides have; `release` it afterwards.
+
+        Raises:
+            FailedPrecondition: there is none.
+            Unavailable, Unauthenticated, Gone, InvalidArgument, DeadlineExceeded: see `PullTransport.connect`.
+        """
+        transport = self._choose(opening)
+        key = (source.epoch, transport.name)
+        async with self._connecting.setdefault(key, asyncio.Lock()):
+            link = self._links.get(key)
+            if link is not None and not link.connection.usable:
+                await self._drop(key)
+                link = None
+            if link is None:
+                connection = await transport.connect(
+                    opening.transports[transport.name], epoch=source.epoch, token=source.token,
+                    num_blocks=opening.num_arena_blocks, timeout_s=timeout_s,
+                )
+                log.info("connected to %s (epoch %s) over %s", opening.worker_id, source.epoch, transport.name)
+                link = self._links[key] = Link(connection, transport, self._clock())
+        link.num_pulls += 1
+        return link
+
+    def release(self, link: Link) -> None:
+        link.num_pulls -= 1
+        link.used_s = self._clock()
+
+    async def sweep(self) -> None:
+        """Closes what is broken or has been idle for long."""
+        too_old_s = self._clock() - IDLE_S
+        for key, link in list(self._links.items()):
+            if not link.num_pulls and (not link.connection.usable or link.used_s < too_old_s):
+                await self._drop(key)
+        for key in [key for key, lock in self._connecting.items() if key not in self._links and not lock.locked()]:
+            del self._connecting[key]
+        for address in [address for address, entry in self._channels.items() if entry.used_s < too_old_s]:
+            await self._channels.pop(address).channel.close()
+
+    async def close(self) -> None:
+        for key in list(self._links):
+            await self._drop(key)
+        for transport in self._transports:
+            await transport.close()
+        while self._channels:
+            _, entry = self._channels.popitem()
+            await entry.channel.close()
+
+    async def _drop(self, key: tuple[str, str]) -> None:
+        link = self._links.pop(key)
+        await link.connection.close()
+
+    def _choose(self, opening: Opening) -> PullTransport:
+        is_same_host = opening.host_id == self._host_id
+        for transport in self._transports:
+            if transport.name in opening.transports and (is_same_host or transport.capabilities.across_hosts):
+                return transport
+        ours = ", ".join(transport.name for transport in self._transports) or "none"
+        raise FailedPrecondition(
+            f"no common transport: {opening.worker_id} offers {', '.join(opening.transports) or 'none'}, this worker "
+            f"has {ours}, and they are on {'one host' if is_same_host else 'different hosts'}"
+        )
