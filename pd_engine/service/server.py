@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -110,9 +111,35 @@ def _wrap(handler: Any, method: str, allowed: bool) -> Any:
     guard = _guard_stream if inspect.isasyncgenfunction(guarded) else _guard_call
     return build(
         guard(guarded, method),
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=_lenient(handler.request_deserializer) if allowed else _unread,
         response_serializer=handler.response_serializer,
     )
+
+
+class _Malformed:
+    """Stands for a request that could not be parsed: gRPC itself would answer that with UNKNOWN."""
+
+
+def _lenient(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserializer is None:
+        return None
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError:
+            return _Malformed()
+
+    return deserialize
+
+
+def _unread(data: bytes) -> None:
+    """Who is refused is refused unread."""
+
+
+def _check_parsed(request: Any) -> None:
+    if isinstance(request, _Malformed):
+        raise InvalidArgument("the request is not a message of the expected type, or holds text that is not UTF-8")
 
 
 def _refusal(streaming: bool) -> Callable[[Any, Context], Any]:
@@ -133,6 +160,7 @@ def _guard_call(behavior: Callable[[Any, Context], Any], method: str) -> Callabl
 
     async def guarded(request: Any, context: Context) -> Any:
         try:
+            _check_parsed(request)
             return await behavior(request, context)
         except grpc.aio.AbortError:
             raise
@@ -145,6 +173,7 @@ def _guard_call(behavior: Callable[[Any, Context], Any], method: str) -> Callabl
 def _guard_stream(behavior: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
+            _check_parsed(request)
             async with contextlib.aclosing(behavior(request, context)) as replies:
                 async for reply in replies:
                     yield reply

@@ -191,3 +191,17 @@ def test_the_plumbing_imports_no_torch() -> None:
     names = "client, compute, options, requests, secret, server, tombstones"
     code = f"import sys; from pd_engine.service import {names}; sys.exit(bool({{'torch', 'ray'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("secret", "status"), [(SECRET, "INVALID_ARGUMENT"), ("x" * 16, "UNAUTHENTICATED")])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x12\x02\xff\xfe"])
+async def test_bytes_that_are_no_message_get_a_typed_error(
+    served: tuple[str, Echo, Streams], secret: str, status: str, data: bytes
+) -> None:
+    address, echo, _ = served
+    async with client.connect(address, secret) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/Reserve", request_serializer=bytes, response_deserializer=bytes)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(data, timeout=5)
+    assert caught.value.code().name == status
+    assert echo.calls == []
