@@ -1,7 +1,7 @@
 """Whether a choice gets its blocks, decided before any prefill starts. Pure.
 
-Blocks are granted for the whole of what the choice may become (prompt, max_tokens, drafts), so that a sequence that
-has started never waits for room. Nothing is promised twice.
+Blocks are granted for the whole of what the choice may become (prompt, max_tokens, drafts among them), so that a
+sequence that has started never waits for room. Nothing is promised twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Room:
 
 
 def num_slots(choice: Choice) -> int:
-    """Slots of the cache at the choice's greatest length: every token but the last has one, and so have drafts."""
-    return choice.num_prompt_tokens + choice.params.max_tokens + choice.speculate
+    """Slots of the cache at the choice's greatest length. Every token but the last one has a slot; drafts never go
+    beyond it, as no more are made than could still be emitted (`pd_engine.steps.decode`)."""
+    return choice.num_prompt_tokens + choice.params.max_tokens - 1
 
 
 def num_blocks_granted(choice: Choice, room: Room) -> int:
@@ -48,7 +49,7 @@ def num_blocks_granted(choice: Choice, room: Room) -> int:
     needed = -(-num_slots(choice) // room.block_size)
     if needed > room.num_blocks:
         raise InvalidArgument(
-            f"prompt ({choice.num_prompt_tokens} tokens), max_tokens ({choice.params.max_tokens}) and drafts need "
+            f"prompt ({choice.num_prompt_tokens} tokens) and max_tokens ({choice.params.max_tokens}) need "
             f"{needed} blocks; a decode worker has {room.num_blocks}: shorten the prompt or lower max_tokens"
         )
     if needed > room.num_free_blocks:

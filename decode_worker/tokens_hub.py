@@ -189,6 +189,11 @@ class TokensHub:
         if story is not None and story.router_id in self._subscriptions:
             self._subscriptions[story.router_id].forget(key)
 
+    def forget_up_to(self, journey_id: str, attempt: int) -> None:
+        """`forget` of every attempt up to this one."""
+        for key in [key for key in self._stories if key.journey_id == journey_id and key.attempt <= attempt]:
+            self.forget(key)
+
     def tick(self, now_s: float) -> None:
         """Forgets ends that have been kept long enough."""
         for key, story in list(self._stories.items()):

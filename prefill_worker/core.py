@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable
 
 from kv_transfer.journey import Clock, JourneyKey
-from kv_transfer.source import HandoffSource, SourceEnd
+from kv_transfer.source import HandoffSource
+from kv_transfer.source_state import SourceEnd
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import (
     AlreadyExists,
@@ -43,12 +44,12 @@ class PrefillCore:
     """
 
     def __init__(
-        self, *, pool: BlockPool, block_size: int, dtype: str, max_queued_tokens: int, source: HandoffSource,
-        runner: PrefillRunner, post: Post, report: Callable[..., None], clock: Clock,
+        self, *, pool: BlockPool, block_size: int, hidden_dtype: str | None, max_queued_tokens: int,
+        source: HandoffSource, runner: PrefillRunner, post: Post, report: Callable[..., None], clock: Clock,
     ) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._dtype = dtype
+        self._hidden_dtype = hidden_dtype
         self._max_queued_tokens = max_queued_tokens
         self._source = source
         self._runner = runner
@@ -116,7 +117,7 @@ class PrefillCore:
         if job.pinned:
             self._source.renew(key)
         if job.is_open:
-            return job.state.value
+            return str(job.state.value)
         return "running" if job.pinned else "gone"
 
     def tick(self, now_s: float) -> None:
@@ -203,7 +204,7 @@ class PrefillCore:
                 self._end(job, error)
                 return
             job.pinned = True
-            publisher = HandoffPublisher(self._source, spec.key, self._dtype)
+            publisher = HandoffPublisher(self._source, spec.key, self._hidden_dtype)
         sequence = Sequence(
             name=job.name,
             token_ids=list(spec.choice.token_ids),

@@ -11,26 +11,33 @@ from kv_transfer.source import HandoffSource
 from pd_engine.sequence import SampledToken, Sequence
 from pd_engine.service.wire import finish_names
 
-def hidden_state(pending_hidden: Tensor | None, dtype: str) -> HiddenState | None:
-    """The last row of `pending_hidden` [n, D] as bytes; None without an MTP layer."""
-    if pending_hidden is None:
-        return None
+
+def hidden_state(pending_hidden: Tensor, dtype: str) -> HiddenState:
+    """The last row of `pending_hidden` [n, D] as bytes."""
     row_D = pending_hidden[-1].contiguous()
     return HiddenState(data=row_D.view(torch.uint8).numpy().tobytes(), dtype=dtype, width=row_D.numel())
 
 
 class HandoffPublisher:
-    """A `Publisher` over a `HandoffSource`; its calls may come from the compute thread."""
+    """A `Publisher` over a `HandoffSource`; its calls may come from the compute thread.
 
-    def __init__(self, source: HandoffSource, key: JourneyKey, dtype: str) -> None:
+    Args:
+        hidden_dtype: of the state that an MTP layer continues from; None without one.
+    """
+
+    def __init__(self, source: HandoffSource, key: JourneyKey, hidden_dtype: str | None) -> None:
         self._source = source
         self._key = key
-        self._dtype = dtype
+        self._hidden_dtype = hidden_dtype
 
     def publish(self, component: int, num_valid_tokens: int) -> None:
         self._source.publish(self._key, component, num_valid_tokens)
 
     def finish(self, prompt: Sequence, first: SampledToken) -> None:
+        hidden = None
+        if self._hidden_dtype is not None:
+            assert prompt.pending_hidden is not None, prompt.name
+            hidden = hidden_state(prompt.pending_hidden, self._hidden_dtype)
         self._source.finish(
             self._key,
             Closing(
@@ -39,6 +46,6 @@ class HandoffPublisher:
                 logprobs=first.logprobs,
                 finish_reason=prompt.finish_reason(),
                 stop_reason=finish_names(prompt)[1],
-                hidden=hidden_state(prompt.pending_hidden, self._dtype),
+                hidden=hidden,
             ),
         )

@@ -86,7 +86,10 @@ class PrefillRunner:
 
     def step(self) -> bool:
         queue = [Remaining(name, prompt.num_tokens - prompt.num_computed) for name, prompt in self._prompts.items()]
-        chunks = [Chunk(self._prompts[plan.name], plan.num_tokens) for plan in plan_chunks(queue, self._chunk_tokens)]
+        chunks = [
+            Chunk(sequence=self._prompts[plan.name], num_tokens=plan.num_tokens)
+            for plan in plan_chunks(queue, self._chunk_tokens)
+        ]
         if not chunks:
             return False
         started_s = time.perf_counter()

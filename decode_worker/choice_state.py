@@ -1,0 +1,82 @@
+"""One choice in a decode worker, as its event loop sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kv_transfer.journey import JourneyKey
+from pd_engine.service.requests import Choice
+
+
+class ChoiceState(Enum):
+    RESERVED = "reserved"  # has a lease
+    PULLING = "pulling"    # the handoff is under way
+    STALLED = "stalled"    # the handoff has failed and the router was told; the lease waits for the next attempt
+    DECODING = "decoding"  # its blocks are its own; the compute thread works on it
+    ENDED = "ended"        # its blocks are free, or will be when the compute thread has let go of them
+
+
+TRANSITIONS: dict[ChoiceState, frozenset[ChoiceState]] = {
+    ChoiceState.RESERVED: frozenset({ChoiceState.PULLING, ChoiceState.ENDED}),
+    ChoiceState.PULLING: frozenset({ChoiceState.STALLED, ChoiceState.DECODING, ChoiceState.ENDED}),
+    ChoiceState.STALLED: frozenset({ChoiceState.ENDED}),
+    ChoiceState.DECODING: frozenset({ChoiceState.ENDED}),
+    ChoiceState.ENDED: frozenset(),
+}
+
+LEASED = frozenset({ChoiceState.RESERVED, ChoiceState.PULLING, ChoiceState.STALLED})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReserveSpec:
+    """A checked `Reserve` call.
+
+    Attributes:
+        deadline_ms: of the request, from its receipt; 0: none.
+    """
+
+    key: JourneyKey
+    router_id: str
+    choice: Choice
+    deadline_ms: int
+    report_block_checksums: bool
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class ChoiceRecord:
+    """One attempt.
+
+    Attributes:
+        num_blocks: granted.
+        deadline_s, heard_s: on the worker's clock: of the request (None: none), and the last time that its router
+            was heard of by name of this journey.
+        block_ids: while it is decoding, or the compute thread has not let go of them yet.
+        num_generated: tokens so far, the emitted ones included.
+        in_compute: the compute thread may still write to the blocks.
+        told_end: the router was told how it ended.
+    """
+
+    spec: ReserveSpec
+    num_blocks: int
+    deadline_s: float | None
+    heard_s: float
+    state: ChoiceState = ChoiceState.RESERVED
+    block_ids: list[int] = field(default_factory=list)
+    num_generated: int = 0
+    in_compute: bool = False
+    told_end: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its sequence, and of the owner of its blocks once they are its own: one attempt's."""
+        return f"decode:{self.spec.key.journey_id}:{self.spec.key.attempt}"
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that it may still generate at most."""
+        return self.spec.choice.params.max_tokens - self.num_generated
+
+    def move(self, state: ChoiceState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} -> {state}"
+        self.state = state

@@ -1,0 +1,325 @@
+"""A decode worker's state, all of it in the event loop's thread: leases, pulls, sequences, their ends.
+
+A choice's blocks belong to the handoff's destination until the handoff is complete, and to the choice from then on.
+They are freed when it has ended *and* the compute thread has let go of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from decode_worker.choice_state import LEASED, ChoiceRecord, ChoiceState, ReserveSpec
+from decode_worker.handoff_state import handed_over
+from decode_worker.reservation import Room, num_blocks_granted
+from decode_worker.runner import DecodeRunner, Progress, StepReport
+from decode_worker.tokens_hub import TokensHub
+from kv_transfer.destination import HandoffDestination, Lease, PullResult
+from kv_transfer.journey import Clock, JourneyKey, SourceInfo
+from pd_engine.cache.blocks import BlockPool
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.errors import AlreadyExists, Cancelled, DeadlineExceeded, Gone, Internal, PdRelayError, Unavailable
+from pd_engine.sequence import SampledToken
+from pd_engine.service.rates import Rate
+from pd_engine.service.tombstones import Tombstones
+from pd_engine.service.wire import failure_message
+
+log = logging.getLogger(__name__)
+
+
+class DecodeCore:
+    """Args:
+    post: runs a command in the compute thread between two steps.
+    report: runs a callback in the event loop, from the compute thread.
+    silence_s: how long a choice goes on without a word of its router.
+
+    `destination` is given after construction, as its callbacks are this object's.
+    """
+
+    destination: HandoffDestination
+
+    def __init__(
+        self, *, pool: BlockPool, block_size: int, silence_s: float, hub: TokensHub, runner: DecodeRunner,
+        post: Callable[[Callable[[], None]], None], report: Callable[..., None], clock: Clock,
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._silence_s = silence_s
+        self._hub = hub
+        self._runner = runner
+        self._post = post
+        self._report = report
+        self._clock = clock
+        self._records: dict[str, ChoiceRecord] = {}  # the newest attempt of each journey that has not ended
+        self._by_name: dict[str, ChoiceRecord] = {}  # every choice in the compute thread
+        self._router_heard_s: dict[str, float] = {}
+        self._tombstones = Tombstones()
+        self._books_checked = False
+        self.tokens_per_sequence_s = Rate()
+        self.num_running = 0
+        self.num_waiting = 0
+        self.draining = False
+
+    # What routers ask for
+
+    def reserve(self, spec: ReserveSpec) -> Lease:
+        """Raises:
+        Gone: released up to this attempt, or a higher attempt was seen, or it has ended.
+        AlreadyExists: the same attempt with another payload.
+        InvalidArgument: it can never fit.
+        ResourceExhausted: too few free blocks; with a retry hint.
+        Unavailable: the worker is draining.
+        """
+        key = spec.key
+        known = self._records.get(key.journey_id)
+        if self._tombstones.is_gone(key.journey_id, key.attempt):
+            raise Gone()
+        if known is not None and known.spec.key.attempt > key.attempt:
+            raise Gone()
+        if known is not None and known.spec.key == key:
+            if known.spec != spec:
+                raise AlreadyExists(f"attempt {key.attempt} of journey {key.journey_id} has another payload")
+            if known.state not in LEASED:
+                raise AlreadyExists(f"attempt {key.attempt} of journey {key.journey_id} is {known.state.value}")
+            return self._lease(spec, known.num_blocks)
+        if self.draining and known is None:
+            raise Unavailable("this decode worker is draining")
+        num_blocks = num_blocks_granted(spec.choice, self._room(known))
+        if known is not None and known.state not in LEASED:
+            self._end(known)
+        lease = self._lease(spec, num_blocks)  # takes the lease of an earlier attempt over
+        if known is not None and known.state in LEASED:
+            known.move(ChoiceState.ENDED)
+            self._forget(known)
+        now_s = self._clock()
+        self._records[key.journey_id] = ChoiceRecord(
+            spec=spec, num_blocks=num_blocks, heard_s=now_s,
+            deadline_s=now_s + spec.deadline_ms / 1000 if spec.deadline_ms else None,
+            num_generated=spec.choice.num_emitted_tokens,
+        )
+        self._hub.open(key, spec.router_id, spec.choice.num_emitted_tokens)
+        self._books_checked = False
+        return lease
+
+    def pull(self, key: JourneyKey, lease_id: str, source: SourceInfo) -> None:
+        """Raises:
+        Gone: there is no such lease.
+        """
+        record = self._records.get(key.journey_id)
+        if record is None or record.spec.key != key:
+            raise Gone()
+        record.heard_s = self._clock()
+        if record.state in (ChoiceState.DECODING, ChoiceState.STALLED):
+            return  # the same call again, late
+        self.destination.pull(key, lease_id, source)
+        if record.state is ChoiceState.RESERVED:
+            record.move(ChoiceState.PULLING)
+
+    def release(self, journey_id: str, up_to_attempt: int) -> None:
+        """Ends everything of the journey up to that attempt; nothing more is told of it."""
+        self._tombstones.bury(journey_id, up_to_attempt, self._clock())
+        record = self._records.get(journey_id)
+        if record is not None and record.spec.key.attempt <= up_to_attempt:
+            self._end(record)
+        self.destination.release(journey_id, up_to_attempt)
+        self._hub.forget_up_to(journey_id, up_to_attempt)
+
+    def renew(self, key: JourneyKey) -> str:
+        """queued (not decoding yet), running or gone."""
+        record = self._records.get(key.journey_id)
+        if record is None or record.spec.key != key:
+            return "gone"
+        record.heard_s = self._clock()
+        if record.state is ChoiceState.DECODING:
+            return "running"
+        return "queued" if self.destination.renew(key) else "gone"
+
+    def router_left(self, router_id: str) -> None:
+        """Its token stream has ended; its choices go on for `silence_s`."""
+        self._router_heard_s[router_id] = self._clock()
+
+    def tick(self, now_s: float) -> None:
+        """Ends what is past its deadline or has lost its router, and checks the books when idle."""
+        self._tombstones.tick(now_s)
+        self._hub.tick(now_s)
+        for record in list(self._records.values()):
+            if record.deadline_s is not None and now_s >= record.deadline_s:
+                self._fail(record, DeadlineExceeded("the request's deadline has passed"))
+            elif now_s >= self._heard_s(record, now_s) + self._silence_s:
+                log.warning("%s: nothing heard of router %s", record.name, record.spec.router_id)
+                self._fail(record, Cancelled("the router was not heard of"))
+        routers = {record.spec.router_id for record in self._records.values()}
+        self._router_heard_s = {router: at for router, at in self._router_heard_s.items() if router in routers}
+        if self.is_idle and not self._books_checked:
+            self._pool.check_integrity()
+            self._books_checked = True
+
+    def fail_all(self, error: PdRelayError) -> None:
+        """Nothing will be decoded any more."""
+        for record in list(self._records.values()):
+            self._fail(record, error)
+
+    # What the worker reports
+
+    @property
+    def itl_ms(self) -> float:
+        """Between two tokens of one sequence, at the present batch; 0: not yet measured."""
+        rate = self.tokens_per_sequence_s.value
+        return 1000 / rate if rate else 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """No lease, no sequence, no block in use."""
+        return not self._records and not self._by_name
+
+    # What the handoff's destination reports
+
+    def on_pulled(self, key: JourneyKey, result: PullResult) -> None:
+        """A handoff is complete; its blocks are ours from here."""
+        record = self._records.get(key.journey_id)
+        assert record is not None and record.spec.key == key and record.state is ChoiceState.PULLING, (key, record)
+        record.move(ChoiceState.DECODING)
+        record.block_ids = list(result.block_ids)
+        self._pool.transfer(record.block_ids, key.owner, record.name)
+        closing = result.closing
+        self._hub.set_handoff(key, _handoff_message(result, record.spec.report_block_checksums))
+        if closing.finish_reason is None:
+            try:
+                sequence = handed_over(
+                    self._runner.engine, record.name, record.spec.choice, closing, list(record.block_ids)
+                )
+            except PdRelayError as error:
+                self._fail(record, error)
+                return
+        record.num_generated += 1
+        self._hub.push(key, [SampledToken(token_id=closing.first_token_id, logprobs=closing.logprobs)])
+        if closing.finish_reason is not None:
+            self._finish(record, closing.finish_reason.value, closing.stop_reason)
+            return
+        record.in_compute = True
+        self._by_name[record.name] = record
+        self._post(lambda: self._runner.add(sequence))
+
+    def on_pull_failed(self, key: JourneyKey, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
+        """A handoff has failed, or its lease has expired. The router decides what follows."""
+        record = self._records.get(key.journey_id)
+        if record is None or record.spec.key != key:
+            return
+        if record.state is ChoiceState.PULLING and self.destination.renew(key):
+            record.move(ChoiceState.STALLED)
+            self._tell_failure(record, error, missing_blocks)
+        else:
+            self._fail(record, error, missing_blocks)
+
+    # What the compute thread reports
+
+    def on_step(self, report: StepReport) -> None:
+        self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        if report.progress:
+            mean_tokens = sum(len(item.tokens) for item in report.progress) / len(report.progress)
+            self.tokens_per_sequence_s.add(mean_tokens, report.seconds)
+        for item in report.progress:
+            self._advance(item)
+        for name in report.failed:
+            if (record := self._by_name.get(name)) is not None:
+                record.in_compute = False
+                self._fail(record, Internal("a decode step failed; the worker's log has the details"))
+                self._settle(record)
+
+    def _advance(self, item: Progress) -> None:
+        record = self._by_name.get(item.name)
+        if record is None:
+            return
+        if record.state is ChoiceState.DECODING:
+            record.num_generated += len(item.tokens)
+            self._hub.push(record.spec.key, item.tokens, accepted=item.accepted, drafted=item.drafted)
+        if item.finish_reason:
+            record.in_compute = False
+            if record.state is ChoiceState.DECODING:
+                self._finish(record, item.finish_reason, item.stop_reason)
+            self._settle(record)
+
+    # Ends
+
+    def _finish(self, record: ChoiceRecord, finish_reason: str, stop_reason: str) -> None:
+        self._hub.finish(record.spec.key, finish_reason, stop_reason, self._clock())
+        record.told_end = True
+        self._end(record)
+
+    def _fail(self, record: ChoiceRecord, error: PdRelayError, missing_blocks: tuple[int, ...] = ()) -> None:
+        self._tell_failure(record, error, missing_blocks)
+        self._end(record)
+
+    def _tell_failure(self, record: ChoiceRecord, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
+        if not record.told_end:
+            record.told_end = True
+            self._hub.fail(record.spec.key, failure_message(error, missing_blocks), self._clock())
+
+    def _end(self, record: ChoiceRecord) -> None:
+        """Ends a choice at once; its blocks follow when the compute thread has let go of them."""
+        if record.state is ChoiceState.ENDED:
+            return
+        was_leased = record.state in LEASED
+        record.move(ChoiceState.ENDED)
+        self._forget(record)
+        key = record.spec.key
+        if was_leased:
+            self.destination.release(key.journey_id, key.attempt)
+        if record.in_compute:
+            self._post(lambda: self._drop(record.name))
+        self._settle(record)
+
+    def _forget(self, record: ChoiceRecord) -> None:
+        key = record.spec.key
+        if self._records.get(key.journey_id) is record:
+            del self._records[key.journey_id]
+        self._tombstones.bury(key.journey_id, key.attempt, self._clock())
+        if not record.told_end:
+            self._hub.forget_up_to(key.journey_id, key.attempt)
+
+    def _drop(self, name: str) -> None:
+        """In the compute thread."""
+        self._runner.drop(name)
+        self._report(self._dropped, name)
+
+    def _dropped(self, name: str) -> None:
+        if (record := self._by_name.get(name)) is not None:
+            record.in_compute = False
+            self._settle(record)
+
+    def _settle(self, record: ChoiceRecord) -> None:
+        if record.state is not ChoiceState.ENDED or record.in_compute:
+            return
+        self._by_name.pop(record.name, None)
+        if record.block_ids:
+            self._pool.release(record.block_ids, record.name)
+            record.block_ids = []
+        if not self._by_name:
+            self.num_running = self.num_waiting = 0
+
+    # Small questions
+
+    def _lease(self, spec: ReserveSpec, num_blocks: int) -> Lease:
+        return self.destination.reserve(spec.key, num_tokens=len(spec.choice.token_ids), num_blocks=num_blocks)
+
+    def _room(self, known: ChoiceRecord | None) -> Room:
+        own = known.num_blocks if known is not None and known.state in LEASED else 0
+        running = [record.num_remaining for record in self._by_name.values()]
+        return Room(
+            block_size=self._block_size,
+            num_free_blocks=self._pool.num_free + own,
+            num_blocks=self._pool.num_blocks,
+            min_remaining_tokens=min(running, default=None),
+            itl_ms=self.itl_ms,
+        )
+
+    def _heard_s(self, record: ChoiceRecord, now_s: float) -> float:
+        router_id = record.spec.router_id
+        if self._hub.is_listening(router_id):
+            return now_s
+        return max(record.heard_s, self._router_heard_s.get(router_id, 0.0))
+
+
+def _handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
+    checksums = [int(value) for value in result.checksums.reshape(-1)] if with_checksums else []
+    return pb.HandoffDone(bytes=result.num_bytes, transport=result.transport, block_checksums=checksums)

@@ -1,0 +1,55 @@
+"""A sequence out of what a handoff brought."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kv_transfer.manifest import Closing, HiddenState
+from pd_engine.cache.arena import TORCH_DTYPES
+from pd_engine.engine import Engine
+from pd_engine.errors import FailedPrecondition
+from pd_engine.sequence import Sequence
+from pd_engine.service.requests import Choice
+
+
+def handed_over(
+    engine: Engine, name: str, choice: Choice, closing: Closing, block_ids: list[int]
+) -> Sequence:
+    """The sequence after its first token: all P prompt positions computed, one token sampled.
+
+    Raises:
+        FailedPrecondition: the source's MTP state is missing or is not of this model's shape, or its first token is
+            none of the vocabulary.
+    """
+    num_computed = len(choice.token_ids)
+    if closing.first_token_id >= engine.config.vocab_size:
+        raise FailedPrecondition(
+            f"the handed over token is {closing.first_token_id}; the vocabulary has {engine.config.vocab_size}"
+        )
+    return Sequence(
+        name=name,
+        token_ids=[*choice.token_ids, closing.first_token_id],
+        num_prompt_tokens=choice.num_prompt_tokens,
+        params=choice.params,
+        ending_ids=choice.ending_ids,
+        speculate=choice.speculate if engine.has_mtp else 0,
+        block_ids=block_ids,
+        num_computed=num_computed,
+        num_computed_mtp=num_computed if engine.has_mtp else 0,
+        pending_hidden=_pending_hidden(engine, closing.hidden) if engine.has_mtp else None,
+    )
+
+
+def _pending_hidden(engine: Engine, hidden: HiddenState | None) -> Tensor:
+    """[1, D] in the engine's dtype."""
+    if hidden is None:
+        raise FailedPrecondition("the source sent no MTP state, and this worker drafts with MTP: start both alike")
+    width = engine.config.hidden_size
+    dtype = TORCH_DTYPES[engine.dtype]
+    if (hidden.dtype, hidden.width, len(hidden.data)) != (engine.dtype, width, width * dtype.itemsize):
+        raise FailedPrecondition(
+            f"the source's MTP state is {hidden.width} x {hidden.dtype} ({len(hidden.data)} bytes); this worker needs "
+            f"{width} x {engine.dtype}"
+        )
+    return torch.frombuffer(bytearray(hidden.data), dtype=dtype).view(1, width)

@@ -1,0 +1,73 @@
+"""The gRPC server of one worker process, and the timer beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Collection
+
+import grpc
+
+from pd_engine.service.server import Health, add_reflection, bind, build_server
+
+TICK_S = 0.1
+STOP_GRACE_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Endpoint:
+    """One life of a worker process on the network.
+
+    Attributes:
+        epoch: this life: 32 hexadecimal digits, random.
+        server: to add services to, before `serve`.
+    """
+
+    def __init__(self, *, host: str, port: int, secret: str, service_names: Collection[str]) -> None:
+        self.epoch = secrets.token_hex(16)
+        self.server: grpc.aio.Server = build_server(secret=secret)
+        self._host = host
+        self._port = port
+        self._health = Health(self.server, service_names)
+        add_reflection(self.server, service_names)
+        self._ticker: asyncio.Task[None] | None = None
+        self._serving = False
+
+    def bind(self) -> str:
+        """Takes the port and returns "host:port"; calls are answered from `serve` on.
+
+        Raises:
+            InvalidArgument: it cannot be bound.
+        """
+        return f"{self._host}:{bind(self.server, self._host, self._port)}"
+
+    async def serve(self, tick: Callable[[], None], on_crash: Callable[[Exception], None]) -> None:
+        """Answers calls, and calls `tick` every `TICK_S`; `on_crash` is told if that raises."""
+        await self.server.start()
+        self._serving = True
+        await self._health.set_serving(True)
+        self._ticker = asyncio.create_task(_tick_for_ever(tick, on_crash), name="worker-ticks")
+
+    async def set_healthy(self, healthy: bool) -> None:
+        await self._health.set_serving(healthy)
+
+    async def stop(self) -> None:
+        """Ends the timer and the server. Safe to call twice, and before `serve`."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+            self._ticker = None
+        await self.server.stop(STOP_GRACE_S if self._serving else None)
+        self._serving = False
+
+
+async def _tick_for_ever(tick: Callable[[], None], on_crash: Callable[[Exception], None]) -> None:
+    try:
+        while True:
+            tick()
+            await asyncio.sleep(TICK_S)
+    except Exception as error:
+        log.exception("a worker's books are broken")
+        on_crash(error)

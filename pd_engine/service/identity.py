@@ -1,0 +1,79 @@
+"""What a worker says of itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.sampling.params import MAX_SPECULATE
+from pd_engine.service.requests import Limits
+
+if TYPE_CHECKING:
+    from pd_engine.engine import Engine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerAddress:
+    """Where a worker answers, "host:port", and in which life: 32 hexadecimal digits, new with every start."""
+
+    address: str
+    epoch: str
+
+
+def max_speculate(settings_speculate: int) -> int:
+    """The most draft tokens a step that a worker takes: any request's number, or none where the setting is 0."""
+    return MAX_SPECULATE if settings_speculate else 0
+
+
+def limits_of(engine: Engine) -> Limits:
+    return Limits(
+        vocab_size=engine.config.vocab_size,
+        max_context_length=engine.max_context_length,
+        block_size=engine.layout.block_size,
+        max_speculate=MAX_SPECULATE if engine.has_mtp else 0,
+    )
+
+
+def worker_info(
+    engine: Engine, *, worker_id: str, role: str, epoch: str, transports: Sequence[str], load_seconds: float
+) -> pb.WorkerInfo:
+    """Args:
+    load_seconds: from the start of the process to ready.
+    """
+    return pb.WorkerInfo(
+        worker_id=worker_id,
+        role=role,
+        epoch=epoch,
+        fingerprint=engine.fingerprint,
+        layout_version=engine.layout.version,
+        block_size=engine.layout.block_size,
+        num_blocks_total=engine.pool.num_blocks,
+        bytes_per_token=engine.layout.bytes_per_token,
+        dtype=engine.dtype,
+        max_speculate=MAX_SPECULATE if engine.has_mtp else 0,
+        max_context_length=engine.max_context_length,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        weights_bytes=engine.weights_bytes,
+        arena_bytes=engine.arena.num_bytes,
+        ops_backend=engine.ops.name,
+        load_seconds=load_seconds,
+        transports=transports,
+        num_parameters=engine.num_parameters,
+    )
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started."""
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def rss_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)

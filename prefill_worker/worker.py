@@ -1,0 +1,178 @@
+"""One prefill worker: engine, compute thread, handoff source and gRPC server, put together. Knows no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import torch
+from kv_transfer.transports.choice import source_transports
+
+from kv_transfer.source import HandoffSource
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.contracts import worker_pb2_grpc
+from pd_engine.engine import Engine
+from pd_engine.errors import Unavailable
+from pd_engine.model.checkpoint import resolve_model
+from pd_engine.service.compute import ComputeThread
+from pd_engine.service.endpoint import Endpoint
+from pd_engine.service.identity import (
+    WorkerAddress,
+    limits_of,
+    max_speculate,
+    process_age_s,
+    rss_bytes,
+    worker_info,
+)
+from pd_engine.settings import Settings
+from prefill_worker.core import PrefillCore
+from prefill_worker.runner import PrefillRunner, StepReport
+from prefill_worker.service import PrefillService, PrefillWorkerService
+
+SERVICES = ("pdrelay.internal.v1.Worker", "pdrelay.internal.v1.PrefillWorker", "pdrelay.internal.v1.KvSource")
+
+log = logging.getLogger(__name__)
+
+
+class PrefillWorker:
+    """Made anywhere, started and used in one event loop.
+
+    Args:
+        worker_id: unique in the cluster.
+        host: to listen on, and what peers are told.
+        secret: of the cluster.
+        port: 0: any free one.
+    """
+
+    def __init__(self, settings: Settings, *, worker_id: str, host: str, secret: str, port: int = 0) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._secret = secret
+        self._endpoint = Endpoint(host=host, port=port, secret=secret, service_names=SERVICES)
+        self._compute = ComputeThread(f"prefill-{worker_id}", self._build_runner, self._on_crash)
+        self._crashed = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._engine: Engine | None = None
+        self._source: HandoffSource | None = None
+        self._core: PrefillCore | None = None
+        self._load_seconds = 0.0
+
+    async def start(self) -> WorkerAddress:
+        """Loads the model, listens, and returns when calls are answered.
+
+        Raises:
+            PdRelayError: the model or the settings are wrong, or the port is taken.
+        """
+        address = self._endpoint.bind()
+        runner = await self._compute.start()
+        engine = self._engine = runner.engine
+        self._source = HandoffSource(
+            arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
+            address=address, settings=self._settings.transfer,
+            transports=source_transports(self._settings.transfer, self._secret),
+            checksums=engine.ops.block_checksums, clock=time.monotonic,
+        )
+        await self._source.start()
+        self._core = PrefillCore(
+            pool=engine.pool, block_size=engine.layout.block_size,
+            hidden_dtype=engine.dtype if engine.has_mtp else None,
+            max_queued_tokens=self._settings.prefill.max_queued_tokens, source=self._source, runner=runner,
+            post=self._compute.post, report=self._compute.report, clock=time.monotonic,
+        )
+        self._add_services(self._core, self._source)
+        self._load_seconds = process_age_s()
+        await self._endpoint.serve(self._tick, self._on_crash)
+        log.info("prefill worker %s answers on %s", self._worker_id, address)
+        return WorkerAddress(address=address, epoch=self._endpoint.epoch)
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Takes nothing new, and returns when every prompt and every pin has ended; False if that takes longer."""
+        assert self._core is not None, "not started"
+        self._core.draining = True
+        await self._endpoint.set_healthy(False)
+        try:
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Ends everything at once. Safe to call twice, and after a start that failed."""
+        if self._core is not None:
+            self._core.draining = True
+            self._core.fail_all(Unavailable("this prefill worker has stopped"))
+        if self._source is not None:
+            await self._source.stop()
+        await self._endpoint.stop()
+        await self._compute.stop()
+        if self._engine is not None:
+            if holdings := self._engine.pool.holdings():
+                log.error("blocks are still held at the end: %s", holdings)
+            self._engine.arena.close()
+
+    async def wait_crashed(self) -> None:
+        """Returns if the worker can no longer serve: it should be stopped, and its process ended."""
+        await self._crashed.wait()
+
+    def info(self) -> pb.WorkerInfo:
+        assert self._engine is not None and self._source is not None, "not started"
+        return worker_info(
+            self._engine, worker_id=self._worker_id, role="prefill", epoch=self._endpoint.epoch,
+            transports=self._source.transport_names, load_seconds=self._load_seconds,
+        )
+
+    def loads(self) -> pb.LoadsReply:
+        core, engine, source = self._core, self._engine, self._source
+        assert core is not None and engine is not None and source is not None, "not started"
+        return pb.LoadsReply(
+            epoch=self._endpoint.epoch,
+            state="draining" if core.draining else "ready",
+            num_running=core.num_running,
+            num_waiting=core.num_waiting,
+            num_blocks_free=engine.pool.num_free,
+            num_blocks_total=engine.pool.num_blocks,
+            queued_prefill_tokens=core.num_queued_tokens,
+            num_pins=source.num_pins,
+            rss_bytes=rss_bytes(),
+            prefill_tokens_per_s=core.tokens_per_s.value,
+            num_streams=core.num_callers,
+            num_quarantined_blocks=engine.pool.num_quarantined,
+        )
+
+    def _build_runner(self, thread: ComputeThread[PrefillRunner]) -> PrefillRunner:
+        """In the compute thread."""
+        torch.set_num_threads(self._settings.engine.threads)
+        engine = Engine.load(
+            resolve_model(self._settings.model), self._settings.engine,
+            max_speculate=max_speculate(self._settings.decode.speculate),
+        )
+        return PrefillRunner(
+            engine, self._settings.engine.chunk_tokens, lambda report: thread.report(self._on_step, report)
+        )
+
+    def _add_services(self, core: PrefillCore, source: HandoffSource) -> None:
+        assert self._engine is not None
+        server = self._endpoint.server
+        worker_pb2_grpc.add_WorkerServicer_to_server(
+            PrefillWorkerService(core, self._endpoint.epoch, self.info, self.loads), server
+        )
+        worker_pb2_grpc.add_PrefillWorkerServicer_to_server(PrefillService(core, limits_of(self._engine)), server)
+        worker_pb2_grpc.add_KvSourceServicer_to_server(source.servicer(), server)
+
+    def _on_step(self, report: StepReport) -> None:
+        assert self._core is not None
+        self._core.on_step(report)
+
+    def _tick(self) -> None:
+        assert self._core is not None
+        self._core.tick(time.monotonic())
+        if self._core.draining and self._core.is_idle and self._core.num_callers == 0:
+            self._drained.set()
+
+    def _on_crash(self, error: Exception) -> None:
+        """The compute thread or the books are broken: every caller is answered, and the process should end."""
+        self._crashed.set()
+        if self._core is not None:
+            self._core.draining = True
+            self._core.fail_all(Unavailable(f"this prefill worker has crashed ({type(error).__name__})"))
