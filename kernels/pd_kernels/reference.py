@@ -26,7 +26,7 @@ class ReferenceOps:
     """Weights are kept as fp32 copies: bf16 products are slow on CPUs without bf16 instructions, and this is exact."""
 
     def __init__(self) -> None:
-        self._mode = linear.choose_row_mode(torch.get_num_threads())
+        self._min_rows = linear.choose_min_rows(torch.get_num_threads())
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class ReferenceOps:
     @property
     def numerics(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability()
-        return f"reference-{VERSION}/torch-{torch.__version__}/{capability}/{self._mode.value}"
+        return f"reference-{VERSION}/torch-{torch.__version__}/{capability}/rows-{self._min_rows}"
 
     def pack_linear(self, weight_MD: Tensor) -> Tensor:
         return linear.pack_linear(weight_MD)
@@ -57,10 +57,10 @@ class ReferenceOps:
         return rms_norm.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def linear(self, x_TD: Tensor, weight: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
-        return linear.linear(x_TD, weight, self._mode, out_dtype)
+        return linear.linear(x_TD, weight, self._min_rows, out_dtype)
 
     def mla_queries(self, q_TF: Tensor, weight: absorb.AbsorbedWeight, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
-        return absorb.mla_queries(q_TF, weight, rope_P2R, positions_T, self._mode)
+        return absorb.mla_queries(q_TF, weight, rope_P2R, positions_T, self._min_rows)
 
     def latent_write(self, kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Tensor, rows: Rows,
                      cache_GKE: Tensor) -> None:
@@ -68,26 +68,26 @@ class ReferenceOps:
 
     def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
                       latent_width: int) -> Tensor:
-        return mla_attention.mla_attention(q_THE, cache_GKE, rows, scale, first_position, latent_width, self._mode)
+        return mla_attention.mla_attention(q_THE, cache_GKE, rows, scale, first_position, latent_width, self._min_rows)
 
     def absorb_values(self, o_THC: Tensor, weight: absorb.AbsorbedWeight) -> Tensor:
-        return absorb.absorb_values(o_THC, weight, self._mode)
+        return absorb.absorb_values(o_THC, weight, self._min_rows)
 
     def mla_attention_expanded(self, q_TF: Tensor, weight: absorb.AbsorbedWeight, rope_P2R: Tensor,
                                cache_GKE: Tensor, rows: Rows, scale: float, first_position: int) -> Tensor:
         return mla_attention.mla_attention_expanded(
-            q_TF, weight, rope_P2R, cache_GKE, rows, scale, first_position, self._mode
+            q_TF, weight, rope_P2R, cache_GKE, rows, scale, first_position, self._min_rows
         )
 
     def moe_gate(self, x_TD: Tensor, weight: Tensor, bias_X: Tensor, config: GateConfig) -> tuple[Tensor, Tensor]:
-        return moe_gate.moe_gate(x_TD, weight, bias_X, config, self._mode)
+        return moe_gate.moe_gate(x_TD, weight, bias_X, config, self._min_rows)
 
     def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor,
                     experts: moe_experts.Experts) -> Tensor:
-        return moe_experts.moe_experts(x_TD, weights_TK, experts_TK, experts, self._mode)
+        return moe_experts.moe_experts(x_TD, weights_TK, experts_TK, experts, self._min_rows)
 
     def swiglu(self, x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        return moe_experts.swiglu(x_TD, gate_up, down, self._mode)
+        return moe_experts.swiglu(x_TD, gate_up, down, self._min_rows)
 
     def concat_norms(self, a_TD: Tensor, a_weight_D: Tensor, b_TD: Tensor, b_weight_D: Tensor, eps: float) -> Tensor:
         return rms_norm.concat_norms(a_TD, a_weight_D, b_TD, b_weight_D, eps)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pd_kernels.linear.reference import RowMode, matmul
+from pd_kernels.linear.reference import matmul
 from pd_kernels.rope.reference import rotate
 
 
@@ -43,21 +43,21 @@ def pack_absorbed(w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> AbsorbedWeight:
     )
 
 
-def matmul_per_head(x_THK: Tensor, weight_HMK: Tensor, mode: RowMode) -> Tensor:
+def matmul_per_head(x_THK: Tensor, weight_HMK: Tensor, min_rows: int) -> Tensor:
     """x_h W_h^T for each head: float32 [T, H, M]."""
     x = x_THK.float()
-    heads = [matmul(x[:, h].contiguous(), weight_HMK[h], mode) for h in range(x.shape[1])]
+    heads = [matmul(x[:, h].contiguous(), weight_HMK[h], min_rows) for h in range(x.shape[1])]
     return torch.stack(heads, dim=1)
 
 
-def mla_queries(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tensor, positions_T: Tensor, mode: RowMode) -> Tensor:
+def mla_queries(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tensor, positions_T: Tensor, min_rows: int) -> Tensor:
     """q_THE = [q_nope W_uk | rope(q_rope)], rounded once to the dtype of q."""
-    q_THF = q_TF.view(q_TF.shape[0], weight.num_heads, -1)
-    absorbed = matmul_per_head(q_THF[..., : weight.nope_width], weight.w_uk_HCN, mode)
+    q_THF = q_TF.unflatten(-1, (weight.num_heads, -1))
+    absorbed = matmul_per_head(q_THF[..., : weight.nope_width], weight.w_uk_HCN, min_rows)
     rotated = rotate(q_THF[..., weight.nope_width :], rope_P2R, positions_T)
     return torch.cat([absorbed, rotated], dim=-1).to(q_TF.dtype)
 
 
-def absorb_values(o_THC: Tensor, weight: AbsorbedWeight, mode: RowMode) -> Tensor:
+def absorb_values(o_THC: Tensor, weight: AbsorbedWeight, min_rows: int) -> Tensor:
     """o_h W_uv_h^T, heads side by side: [T, H·V], rounded once."""
-    return matmul_per_head(o_THC, weight.w_uv_HVC, mode).flatten(1).to(o_THC.dtype)
+    return matmul_per_head(o_THC, weight.w_uv_HVC, min_rows).flatten(1).to(o_THC.dtype)

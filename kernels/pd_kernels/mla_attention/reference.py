@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pd_kernels.absorb.reference import AbsorbedWeight
 from pd_kernels.elementary.reference import exp, sum_tree
-from pd_kernels.linear.reference import RowMode, matmul
+from pd_kernels.linear.reference import matmul
 from pd_kernels.ops import ATTENTION_TILE, Rows
 from pd_kernels.rope.reference import rotate
 
@@ -38,18 +38,18 @@ class Context:
 
 
 def mla_attention(q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
-                  latent_width: int, mode: RowMode) -> Tensor:
+                  latent_width: int, min_rows: int) -> Tensor:
     """o_THC in the dtype of q: keys are whole latents, values their first `latent_width` numbers."""
     def attend(indices: Tensor, context: Context) -> Tensor:
         q_nHE = q_THE[indices].float()
         n, num_heads, width = q_nHE.shape
         values_JCL = context.latents_JLE[..., :latent_width].transpose(1, 2).contiguous()
         scores, visible = _masked_scores(
-            [matmul(q_nHE.view(n * num_heads, width), keys, mode) for keys in context.latents_JLE],
+            [matmul(q_nHE.view(n * num_heads, width), keys, min_rows) for keys in context.latents_JLE],
             n, num_heads, rows.positions_T[indices], context, scale,
         )
         return _reduce(scores, visible, lambda p_nHL, j: matmul(
-            p_nHL.reshape(n * num_heads, -1), values_JCL[j], mode).view(n, num_heads, -1))
+            p_nHL.reshape(n * num_heads, -1), values_JCL[j], min_rows).view(n, num_heads, -1))
 
     out = q_THE.new_empty(q_THE.shape[0], q_THE.shape[1], latent_width)
     _for_each_sequence(out, cache_GKE, rows, first_position, attend, num_heads=q_THE.shape[1])
@@ -57,11 +57,11 @@ def mla_attention(q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, fi
 
 
 def mla_attention_expanded(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tensor, cache_GKE: Tensor, rows: Rows,
-                           scale: float, first_position: int, mode: RowMode) -> Tensor:
+                           scale: float, first_position: int, min_rows: int) -> Tensor:
     """[T, H·V] in the dtype of q: keys and values expanded a head from the latents, unrounded."""
     num_heads, nope, latent = weight.num_heads, weight.nope_width, weight.latent_width
     value_width = weight.w_uv_HVC.shape[1]
-    q_THF = q_TF.view(q_TF.shape[0], num_heads, -1)
+    q_THF = q_TF.unflatten(-1, (num_heads, -1))
     queries_THF = torch.cat([q_THF[..., :nope].float(), rotate(q_THF[..., nope:], rope_P2R, rows.positions_T)], dim=-1)
 
     def attend(indices: Tensor, context: Context) -> Tensor:
@@ -69,15 +69,15 @@ def mla_attention_expanded(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tenso
         scores, values_JHVL = [], []
         for latents_LE in context.latents_JLE:
             c_LC, k_LR = latents_LE[:, :latent].contiguous(), latents_LE[:, latent:]
-            k_LHN = matmul(c_LC, weight.w_uk_HNC.flatten(0, 1), mode).view(-1, num_heads, nope)
-            v_LHV = matmul(c_LC, weight.w_uv_HVC.flatten(0, 1), mode).view(-1, num_heads, value_width)
+            k_LHN = matmul(c_LC, weight.w_uk_HNC.flatten(0, 1), min_rows).view(-1, num_heads, nope)
+            v_LHV = matmul(c_LC, weight.w_uv_HVC.flatten(0, 1), min_rows).view(-1, num_heads, value_width)
             keys_LHF = torch.cat([k_LHN, k_LR.unsqueeze(1).expand(-1, num_heads, -1)], dim=-1)
             values_JHVL.append(v_LHV.permute(1, 2, 0).contiguous())
-            per_head = [matmul(q_HnF[h], keys_LHF[:, h].contiguous(), mode) for h in range(num_heads)]
+            per_head = [matmul(q_HnF[h], keys_LHF[:, h].contiguous(), min_rows) for h in range(num_heads)]
             scores.append(torch.stack(per_head, dim=1))
         masked, visible = _masked_scores(scores, len(indices), num_heads, rows.positions_T[indices], context, scale)
         return _reduce(masked, visible, lambda p_nHL, j: torch.stack(
-            [matmul(p_nHL[:, h].contiguous(), values_JHVL[j][h], mode) for h in range(num_heads)], dim=1))
+            [matmul(p_nHL[:, h].contiguous(), values_JHVL[j][h], min_rows) for h in range(num_heads)], dim=1))
 
     out = q_TF.new_empty(q_TF.shape[0], num_heads, value_width)
     _for_each_sequence(out, cache_GKE, rows, first_position, attend, num_heads=num_heads)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pd_kernels.elementary.reference import silu
-from pd_kernels.linear.reference import RowMode, matmul
+from pd_kernels.linear.reference import matmul
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,28 +33,28 @@ def pack_experts(gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor 
     )
 
 
-def expert(x_TD: Tensor, gate_up: Tensor, down: Tensor, mode: RowMode) -> Tensor:
+def expert(x_TD: Tensor, gate_up: Tensor, down: Tensor, min_rows: int) -> Tensor:
     """down(silu(gate x) · up x): float32 [T, D]; the product is rounded to the dtype of x before `down`."""
-    gate, up = matmul(x_TD.float().contiguous(), gate_up, mode).chunk(2, dim=-1)
+    gate, up = matmul(x_TD.float().contiguous(), gate_up, min_rows).chunk(2, dim=-1)
     act = (silu(gate.contiguous()) * up).to(x_TD.dtype)
-    return matmul(act.float(), down, mode)
+    return matmul(act.float(), down, min_rows)
 
 
-def swiglu(x_TD: Tensor, gate_up: Tensor, down: Tensor, mode: RowMode) -> Tensor:
+def swiglu(x_TD: Tensor, gate_up: Tensor, down: Tensor, min_rows: int) -> Tensor:
     """The dense MLP, rounded once at the end."""
-    return expert(x_TD, gate_up, down, mode).to(x_TD.dtype)
+    return expert(x_TD, gate_up, down, min_rows).to(x_TD.dtype)
 
 
-def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts, mode: RowMode) -> Tensor:
+def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts, min_rows: int) -> Tensor:
     """y_TD = ((w_0 E_0(x) + w_1 E_1(x)) + ...) + Shared(x): fp32 in rank order, rounded once at the end."""
     num_tokens, num_ranks = experts_TK.shape
     outputs_TKD = x_TD.new_empty(num_tokens, num_ranks, x_TD.shape[1], dtype=torch.float32)
     for index in torch.unique(experts_TK).tolist():
         token, rank = (experts_TK == index).nonzero(as_tuple=True)
-        outputs_TKD[token, rank] = expert(x_TD[token], experts.gate_up_X2ID[index], experts.down_XDI[index], mode)
+        outputs_TKD[token, rank] = expert(x_TD[token], experts.gate_up_X2ID[index], experts.down_XDI[index], min_rows)
     y_TD = outputs_TKD[:, 0] * weights_TK[:, :1]
     for rank in range(1, num_ranks):
         y_TD = y_TD + outputs_TKD[:, rank] * weights_TK[:, rank : rank + 1]
     if experts.shared_gate_up is not None and experts.shared_down is not None:
-        y_TD = y_TD + expert(x_TD, experts.shared_gate_up, experts.shared_down, mode)
+        y_TD = y_TD + expert(x_TD, experts.shared_gate_up, experts.shared_down, min_rows)
     return y_TD.to(x_TD.dtype)

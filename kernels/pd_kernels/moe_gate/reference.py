@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from pd_kernels.elementary.reference import sigmoid
-from pd_kernels.linear.reference import RowMode, matmul
+from pd_kernels.linear.reference import matmul
 from pd_kernels.ops import GateConfig
 
 
 def moe_gate(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor, config: GateConfig,
-             mode: RowMode) -> tuple[Tensor, Tensor]:
+             min_rows: int) -> tuple[Tensor, Tensor]:
     """(weights_TK float32, experts_TK int32), best first, ties to the lowest index.
 
     s = sigmoid(x W^T), s' = s + bias; groups ranked by the sum of their two largest s' (largest + second); experts
     ranked by s' within the kept groups; weight = s / (Σ of the chosen s in rank order + 1e-20) · scale.
     """
-    scores_TX = sigmoid(matmul(x_TD.float().contiguous(), weight_XD, mode))
+    scores_TX = sigmoid(matmul(x_TD.float().contiguous(), weight_XD, min_rows))
     choice_TX = scores_TX + bias_X.float()
-    choice_TgX = choice_TX.view(x_TD.shape[0], config.num_groups, -1)
+    choice_TgX = choice_TX.unflatten(-1, (config.num_groups, -1))
     best = choice_TgX.topk(min(2, choice_TgX.shape[-1]), dim=-1).values
     group_scores_Tg = best[..., 0] + best[..., 1] if best.shape[-1] == 2 else best[..., 0]
     kept_groups = _best(group_scores_Tg, config.num_groups_kept)

@@ -89,7 +89,7 @@ def _sample_row(logits_Z: Row, temperature: float, top_k: int, top_p: float, see
     z = np.where(np.isnan(logits_Z), np.float32(-np.inf), logits_Z)
     if temperature < MIN_TEMPERATURE:
         return int(np.argmax(z))
-    z = z / np.float32(temperature)
+    z = np.divide(z, np.float32(temperature), dtype=np.float32)
     kept = np.sort(kept_entries(z, top_k, top_p))
     noisy = z[kept] + gumbel(position_words(seed, position, len(z)))[kept]
     return int(kept[np.argmax(noisy)])
