@@ -1,0 +1,37 @@
+"""Checkpoints, engines and oracles of the engine's tests, made once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pd_engine.engine import Engine
+from pd_engine.model.checkpoint import resolve_model
+from support.engine_cases import CONFIGS, load_engine, write_case
+
+if TYPE_CHECKING:
+    from support.engine_oracle import Oracle
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders by name: `CONFIGS` and the demo checkpoint."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: write_case(folder, name) for name in CONFIGS} | {"demo": resolve_model("demo")}
+
+
+@pytest.fixture(scope="session")
+def engines(checkpoints: dict[str, Path]) -> dict[str, Engine]:
+    """fp32 engines on the reference ops, by name."""
+    return {
+        name: load_engine(path, cache_mib=16 if name == "demo" else 4) for name, path in checkpoints.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def oracles(checkpoints: dict[str, Path]) -> dict[str, Oracle]:
+    from support.engine_oracle import Oracle  # transformers takes seconds to import
+
+    return {name: Oracle(path) for name, path in checkpoints.items()}
