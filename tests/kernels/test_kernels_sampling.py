@@ -65,17 +65,17 @@ def test_greedy_takes_the_lowest_of_equal_entries(ops: Ops) -> None:
 
 
 def test_frequencies_follow_the_softmax(ops: Ops) -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5]).repeat(20_000, 1)
-    tokens = ops.sample(logits, rows(20_000, temperature=0.7))
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5]).repeat(5_000, 1)
+    tokens = ops.sample(logits, rows(5_000, temperature=0.7))
     expected = torch.softmax(logits[0].double() / 0.7, 0).numpy()
-    assert np.abs(np.bincount(tokens, minlength=5) / 20_000 - expected).max() < 0.012
+    assert np.abs(np.bincount(tokens, minlength=5) / 5_000 - expected).max() < 0.025
 
 
 def test_top_k_and_top_p_keep_what_they_should(ops: Ops) -> None:
     p = np.array([0.5, 0.25, 0.15, 0.1])
-    logits = torch.from_numpy(np.log(p).astype(np.float32)).repeat(4000, 1)
+    logits = torch.from_numpy(np.log(p).astype(np.float32)).repeat(400, 1)
     seen = {
-        (top_k, top_p): set(ops.sample(logits, rows(4000, top_k=top_k, top_p=top_p)).tolist())
+        (top_k, top_p): set(ops.sample(logits, rows(400, top_k=top_k, top_p=top_p)).tolist())
         for top_k, top_p in [(-1, 1.0), (1, 1.0), (2, 1.0), (-1, 0.4), (-1, 0.6), (-1, 0.95), (3, 0.6), (9, 1.0),
                              (2, 0.7), (-1, 1e-9)]
     }

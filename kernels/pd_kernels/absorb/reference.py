@@ -52,7 +52,7 @@ def matmul_per_head(x_THK: Tensor, weight_HMK: Tensor, min_rows: int) -> Tensor:
 
 def mla_queries(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tensor, positions_T: Tensor, min_rows: int) -> Tensor:
     """q_THE = [q_nope W_uk | rope(q_rope)], rounded once to the dtype of q."""
-    q_THF = q_TF.unflatten(-1, (weight.num_heads, -1))
+    q_THF = q_TF.reshape(q_TF.shape[0], weight.num_heads, q_TF.shape[1] // weight.num_heads)
     absorbed = matmul_per_head(q_THF[..., : weight.nope_width], weight.w_uk_HCN, min_rows)
     rotated = rotate(q_THF[..., weight.nope_width :], rope_P2R, positions_T)
     return torch.cat([absorbed, rotated], dim=-1).to(q_TF.dtype)

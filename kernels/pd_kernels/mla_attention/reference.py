@@ -61,7 +61,7 @@ def mla_attention_expanded(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tenso
     """[T, H·V] in the dtype of q: keys and values expanded a head from the latents, unrounded."""
     num_heads, nope, latent = weight.num_heads, weight.nope_width, weight.latent_width
     value_width = weight.w_uv_HVC.shape[1]
-    q_THF = q_TF.unflatten(-1, (num_heads, -1))
+    q_THF = q_TF.reshape(q_TF.shape[0], num_heads, q_TF.shape[1] // num_heads)
     queries_THF = torch.cat([q_THF[..., :nope].float(), rotate(q_THF[..., nope:], rope_P2R, rows.positions_T)], dim=-1)
 
     def attend(indices: Tensor, context: Context) -> Tensor:

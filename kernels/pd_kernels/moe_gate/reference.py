@@ -19,7 +19,7 @@ def moe_gate(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor, config: GateConfig
     """
     scores_TX = sigmoid(matmul(x_TD.float().contiguous(), weight_XD, min_rows))
     choice_TX = scores_TX + bias_X.float()
-    choice_TgX = choice_TX.unflatten(-1, (config.num_groups, -1))
+    choice_TgX = choice_TX.view(x_TD.shape[0], config.num_groups, choice_TX.shape[1] // config.num_groups)
     best = choice_TgX.topk(min(2, choice_TgX.shape[-1]), dim=-1).values
     group_scores_Tg = best[..., 0] + best[..., 1] if best.shape[-1] == 2 else best[..., 0]
     kept_groups = _best(group_scores_Tg, config.num_groups_kept)
