@@ -87,7 +87,12 @@ class DecodeCore:
         num_blocks = num_blocks_granted(spec.choice, self._room(known))
         if known is not None and known.state not in LEASED:
             self._end(known)
-        lease = self._lease(spec, num_blocks)  # takes the lease of an earlier attempt over
+        try:
+            lease = self._lease(spec, num_blocks)  # takes the lease of an earlier attempt over
+        except PdRelayError:
+            if known is not None:
+                self._end(known)  # the earlier lease has not survived that
+            raise
         if known is not None and known.state in LEASED:
             known.move(ChoiceState.ENDED)
             self._forget(known)
@@ -201,15 +206,23 @@ class DecodeCore:
         self._post(lambda: self._runner.add(sequence))
 
     def on_pull_failed(self, key: JourneyKey, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
-        """A handoff has failed, or its lease has expired. The router decides what follows."""
+        """A handoff has failed. Its lease waits for the router's next attempt, unless it has expired as well."""
         record = self._records.get(key.journey_id)
         if record is None or record.spec.key != key:
             return
-        if record.state is ChoiceState.PULLING and self.destination.renew(key):
+        assert record.state is ChoiceState.PULLING, record
+        self._tell_failure(record, error, missing_blocks, retryable=error.retryable or _is_late(error))
+        if self.destination.renew(key):
             record.move(ChoiceState.STALLED)
-            self._tell_failure(record, error, missing_blocks)
         else:
-            self._fail(record, error, missing_blocks)
+            self._end(record)
+
+    def on_lease_expired(self, key: JourneyKey) -> None:
+        """Nobody renewed it."""
+        record = self._records.get(key.journey_id)
+        if record is not None and record.spec.key == key:
+            self._tell_failure(record, DeadlineExceeded("the lease has expired"), (), retryable=True)
+            self._end(record)
 
     # What the compute thread reports
 
@@ -246,14 +259,16 @@ class DecodeCore:
         record.told_end = True
         self._end(record)
 
-    def _fail(self, record: ChoiceRecord, error: PdRelayError, missing_blocks: tuple[int, ...] = ()) -> None:
-        self._tell_failure(record, error, missing_blocks)
+    def _fail(self, record: ChoiceRecord, error: PdRelayError) -> None:
+        self._tell_failure(record, error, (), retryable=error.retryable)
         self._end(record)
 
-    def _tell_failure(self, record: ChoiceRecord, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
+    def _tell_failure(
+        self, record: ChoiceRecord, error: PdRelayError, missing_blocks: tuple[int, ...], *, retryable: bool
+    ) -> None:
         if not record.told_end:
             record.told_end = True
-            self._hub.fail(record.spec.key, failure_message(error, missing_blocks), self._clock())
+            self._hub.fail(record.spec.key, failure_message(error, missing_blocks, retryable), self._clock())
 
     def _end(self, record: ChoiceRecord) -> None:
         """Ends a choice at once; its blocks follow when the compute thread has let go of them."""
@@ -318,6 +333,11 @@ class DecodeCore:
         if self._hub.is_listening(router_id):
             return now_s
         return max(record.heard_s, self._router_heard_s.get(router_id, 0.0))
+
+
+def _is_late(error: PdRelayError) -> bool:
+    """A peer that did not answer in time: of a request that is a failure, of a handoff a reason to place it again."""
+    return isinstance(error, DeadlineExceeded)
 
 
 def _handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:

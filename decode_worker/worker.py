@@ -82,7 +82,7 @@ class DecodeWorker:
             transports=pull_transports(self._settings.transfer, engine.arena, self._secret),
             checksums=engine.ops.block_checksums, clock=time.monotonic,
             open_channel=lambda peer: connect(peer, self._secret), on_complete=core.on_pulled,
-            on_failed=core.on_pull_failed,
+            on_failed=core.on_pull_failed, on_expired=core.on_lease_expired,
         )
         await self._destination.start()
         self._add_services(core)

@@ -19,6 +19,7 @@ MAX_LEASE_MS = 3_600_000
 MAX_JOURNEYS_A_CALL = 10_000
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"[0-9A-Za-z.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+_PORT = re.compile(r"[0-9]{1,5}")
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
 
@@ -72,7 +73,7 @@ def parse_hex_id(field: str, value: str) -> str:
 def parse_address(field: str, value: str) -> str:
     """"host:port" of a peer; nothing that a resolver would read as another scheme."""
     host, _, port = value.rpartition(":")
-    if not _HOST.fullmatch(host) or not port.isdecimal() or not 1 <= int(port) <= 65535:
+    if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
         raise InvalidArgument(f"{field} must be host:port, got {value[:64]!r}")
     return value
 

@@ -19,9 +19,9 @@ def logprobs_message(token: SampledToken) -> pb.Logprobs | None:
     )
 
 
-def failure_message(error: PdRelayError, missing_blocks: tuple[int, ...] = ()) -> pb.Failure:
+def failure_message(error: PdRelayError, missing_blocks: tuple[int, ...], retryable: bool) -> pb.Failure:
     return pb.Failure(
-        code=error.code.value, message=error.message, retryable=error.retryable, missing_blocks=missing_blocks
+        code=error.code.value, message=error.message, retryable=retryable, missing_blocks=missing_blocks
     )
 
 
