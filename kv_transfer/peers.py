@@ -6,15 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
 from kv_transfer.journey import Clock, SourceInfo
 from kv_transfer.manifest import Opening
 from kv_transfer.transport import Connection, PullTransport
-from pd_engine.contracts.worker_pb2_grpc import KvSourceAsyncStub
 from pd_engine.errors import FailedPrecondition
 from pd_engine.service.client import kv_source_stub
+
+if TYPE_CHECKING:
+    from pd_engine.contracts.worker_pb2_grpc import KvSourceAsyncStub
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,212 @@
+"""Sources and destinations of handoffs for tests: real arenas with random bytes, real gRPC servers, no model."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from kv_transfer.destination import HandoffDestination, PullResult
+from kv_transfer.journey import JourneyKey, SourceInfo
+from kv_transfer.manifest import Closing, HiddenState
+from kv_transfer.source import HandoffSource, SourceEnd
+from kv_transfer.transport import PullTransport, SourceTransport
+from kv_transfer.transports import pull_transports, source_transports
+from pd_engine.cache.arena import Arena
+from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
+from pd_engine.contracts import worker_pb2_grpc
+from pd_engine.errors import PdRelayError
+from pd_engine.service.client import connect
+from pd_engine.service.server import bind, build_server
+from pd_engine.settings import TransferSettings
+from pd_kernels.block_checksum.reference import block_checksums
+
+SECRET = "a-secret-of-tests-only"
+FINGERPRINT = "0123456789abcdef"
+LAYOUT = CacheLayout(
+    block_size=16,
+    components=tuple(
+        Component(name=name, kind=ComponentKind.PAGED, width=96, dtype="bf16", first_position=first)
+        for name, first in (("layers.0", 0), ("layers.1", 0), ("mtp.0", 1))
+    ),
+)
+
+
+def new_key(attempt: int = 1) -> JourneyKey:
+    return JourneyKey(secrets.token_hex(16), attempt)
+
+
+def fill_random(arena: Arena, seed: int) -> None:
+    """Every byte of every piece."""
+    random = np.random.default_rng(seed)
+    for component in range(len(arena.layout.components)):
+        for block in range(arena.num_blocks):
+            piece = arena.piece(component, block)
+            piece[:] = random.bytes(len(piece))
+
+
+def closing_for(num_tokens: int) -> Closing:
+    return Closing(
+        first_token_id=7, num_prompt_tokens=num_tokens, num_cached_tokens=0,
+        hidden=HiddenState(data=bytes(range(64)) * 2, dtype="bf16", width=64),
+    )
+
+
+class SourceSide:
+    """A worker that is the source of handoffs: arena, pool, gRPC server."""
+
+    def __init__(
+        self, *, layout: CacheLayout = LAYOUT, num_blocks: int = 64, settings: TransferSettings | None = None,
+        transports: Sequence[SourceTransport] | None = None, seed: int = 1, fingerprint: str = FINGERPRINT,
+        worker_id: str = "prefill-0",
+    ) -> None:
+        settings = settings or TransferSettings()
+        self.layout = layout
+        self.arena = Arena(layout, num_blocks)
+        self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
+        fill_random(self.arena, seed)
+        self.epoch = secrets.token_hex(16)
+        self.ended: list[tuple[JourneyKey, SourceEnd]] = []
+        self.blocks: dict[JourneyKey, list[int]] = {}
+        if transports is None:
+            transports = source_transports(settings, secret=SECRET, host="127.0.0.1")
+        self.source = HandoffSource(
+            arena=self.arena, fingerprint=fingerprint, worker_id=worker_id, epoch=self.epoch, address="",
+            settings=settings, transports=transports, checksums=block_checksums, clock=time.monotonic,
+        )
+        self.server = build_server(secret=SECRET)
+
+    async def start(self) -> None:
+        worker_pb2_grpc.add_KvSourceServicer_to_server(self.source.servicer(), self.server)
+        self.source.address = f"127.0.0.1:{bind(self.server, '127.0.0.1', 0)}"
+        await self.source.start()
+        await self.server.start()
+
+    async def stop(self) -> None:
+        await self.source.stop()
+        await self.server.stop(0)
+        self.arena.close()
+
+    def begin(
+        self, key: JourneyKey, num_tokens: int, *, num_held_blocks: int = 0, lease_ms: int = 10_000
+    ) -> SourceInfo:
+        """Allocates blocks that the handoff owns, and starts it."""
+        self.blocks[key] = self.pool.allocate(self.layout.num_blocks_for(num_tokens), key.owner)
+        return self.source.begin(
+            key, block_ids=self.blocks[key], num_tokens=num_tokens, num_held_blocks=num_held_blocks,
+            lease_ms=lease_ms, on_end=self._on_end,
+        )
+
+    def publish_all(self, key: JourneyKey, num_tokens: int) -> None:
+        for component in range(len(self.layout.components)):
+            self.source.publish(key, component, num_tokens)
+        self.source.finish(key, closing_for(num_tokens))
+
+    def contents(self, key: JourneyKey, num_tokens: int) -> list[bytes]:
+        """Component by component, the bytes of the slots of the prompt."""
+        return slots_of(self.arena, self.blocks[key], num_tokens)
+
+    def _on_end(self, key: JourneyKey, reason: SourceEnd) -> None:
+        self.ended.append((key, reason))
+        self.pool.release(self.blocks[key], key.owner)
+
+
+class DestinationSide:
+    """A worker that is the destination of handoffs."""
+
+    def __init__(
+        self, *, layout: CacheLayout = LAYOUT, num_blocks: int = 64, settings: TransferSettings | None = None,
+        make_transports: Callable[[Arena], Sequence[PullTransport]] | None = None, fingerprint: str = FINGERPRINT,
+        worker_id: str = "decode-0",
+    ) -> None:
+        settings = settings or TransferSettings()
+        self.layout = layout
+        self.arena = Arena(layout, num_blocks)
+        self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
+        fill_random(self.arena, 2)
+        self.completed: dict[JourneyKey, PullResult] = {}
+        self.failed: dict[JourneyKey, tuple[PdRelayError, tuple[int, ...]]] = {}
+        self.expired: list[JourneyKey] = []
+        self._changed = asyncio.Condition()
+        self._ends: dict[JourneyKey, asyncio.Event] = {}
+        transports = (
+            pull_transports(settings, self.arena, secret=SECRET) if make_transports is None
+            else make_transports(self.arena)
+        )
+        self.destination = HandoffDestination(
+            arena=self.arena, pool=self.pool, fingerprint=fingerprint, worker_id=worker_id,
+            epoch=secrets.token_hex(16), settings=settings, transports=transports, checksums=block_checksums,
+            clock=time.monotonic, open_channel=lambda address: connect(address, SECRET),
+            on_complete=self._on_complete, on_failed=self._on_failed, on_expired=self.expired.append,
+        )
+
+    async def start(self) -> None:
+        await self.destination.start()
+
+    async def stop(self) -> None:
+        await self.destination.stop()
+        self.arena.close()
+
+    def reserve_and_pull(self, key: JourneyKey, num_tokens: int, info: SourceInfo) -> None:
+        lease = self.destination.reserve(
+            key, num_tokens=num_tokens, num_blocks=self.layout.num_blocks_for(num_tokens)
+        )
+        self.destination.pull(key, lease.lease_id, info)
+
+    async def end_of(self, key: JourneyKey) -> None:
+        """Waits for `on_complete` or `on_failed`."""
+        await self._ends.setdefault(key, asyncio.Event()).wait()
+
+    async def result_of(self, key: JourneyKey) -> PullResult:
+        await self.end_of(key)
+        if key in self.failed:
+            raise self.failed[key][0]
+        return self.completed[key]
+
+    def contents(self, result: PullResult, num_tokens: int) -> list[bytes]:
+        return slots_of(self.arena, result.block_ids, num_tokens)
+
+    def free(self, key: JourneyKey) -> None:
+        """What a decode worker does at the end of a sequence."""
+        self.pool.release(self.completed[key].block_ids, key.owner)
+
+    def _on_complete(self, key: JourneyKey, result: PullResult) -> None:
+        assert key not in self.completed and key not in self.failed, f"{key} ended twice"
+        self.completed[key] = result
+        self._ends.setdefault(key, asyncio.Event()).set()
+
+    def _on_failed(self, key: JourneyKey, error: PdRelayError, missing: tuple[int, ...]) -> None:
+        assert key not in self.completed and key not in self.failed, f"{key} ended twice"
+        self.failed[key] = (error, missing)
+        self._ends.setdefault(key, asyncio.Event()).set()
+
+
+def slots_of(arena: Arena, block_ids: Sequence[int], num_tokens: int) -> list[bytes]:
+    """Component by component, the first `num_tokens` slots of a sequence in paged blocks."""
+    block_size = arena.layout.block_size
+    return [
+        b"".join(
+            bytes(arena.piece(component, block, min(block_size, num_tokens - index * block_size)))
+            for index, block in enumerate(block_ids[: arena.layout.num_blocks_for(num_tokens)])
+        )
+        for component in range(len(arena.layout.components))
+    ]
+
+
+@asynccontextmanager
+async def running(*sides: SourceSide | DestinationSide) -> AsyncIterator[None]:
+    """Started in order, stopped in reverse."""
+    started: list[SourceSide | DestinationSide] = []
+    try:
+        for side in sides:
+            await side.start()
+            started.append(side)
+        yield
+    finally:
+        for side in reversed(started):
+            await side.stop()

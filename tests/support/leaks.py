@@ -1,0 +1,79 @@
+"""Nothing stays behind: blocks, leases, pins, streams, file descriptors, threads and child processes are back at
+their baseline."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc.aio
+import psutil
+
+from pd_engine.cache.blocks import BlockPool
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that tells nobody when it happens; bounded by the test's own timeout."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+
+
+def assert_pool_is_free(pool: BlockPool) -> None:
+    """Every block is free, and the pool's books are right."""
+    pool.check_integrity()
+    assert pool.num_quarantined == 0, f"{pool.num_quarantined} blocks are in quarantine"
+    assert pool.num_free == pool.num_blocks, f"blocks are still held: {pool.holdings()}"
+
+
+@contextmanager
+def assert_no_leaks(*, num_extra_threads: int = 0) -> Iterator[None]:
+    """Around everything that a test starts and stops.
+
+    Args:
+        num_extra_threads: of pools that outlive what used them (asyncio's default executor).
+    """
+    grpc.aio.init_grpc_aio()  # its wake-up sockets live as long as the process
+    before = _resources()
+    yield
+    gc.collect()
+    after = _resources()
+    new_files = after.files - before.files
+    assert not new_files, f"open files were left behind: {sorted(new_files)}"
+    assert not after.children - before.children, f"child processes were left: {after.children - before.children}"
+    new_threads = {name for name in after.threads - before.threads if not _is_shared(name)}
+    assert len(new_threads) <= num_extra_threads, f"threads were left behind: {sorted(new_threads)}"
+
+
+class _Resources:
+    def __init__(self, files: set[str], children: set[int], threads: set[str]) -> None:
+        self.files = files
+        self.children = children
+        self.threads = threads
+
+
+def _resources() -> _Resources:
+    return _Resources(
+        files=set(_open_files()),
+        children={child.pid for child in psutil.Process().children(recursive=True)},
+        threads={f"{thread.name}-{thread.ident}" for thread in threading.enumerate()},
+    )
+
+
+def _open_files() -> Iterator[str]:
+    """Sockets, pipes and memory files by number and what they are; those of libraries that keep them are left out."""
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if target.startswith(("socket:", "pipe:", "/memfd:", "/")) and not target.startswith(("/proc", "/dev", "/sys")):
+            yield f"{entry.name} -> {target}"
+
+
+def _is_shared(thread: str) -> bool:
+    return thread.startswith(("asyncio_", "ThreadPoolExecutor", "MainThread"))
