@@ -39,27 +39,35 @@ class EngineSettings(Section):
 
 
 class PrefillSettings(Section):
-    workers: int = Field(1, ge=1, le=1024)
+    """The pool that reads prompts."""
+
+    workers: int = Field(1, ge=1, le=1024, description="processes in this pool")
     max_queued_tokens: int = Field(1_000_000, ge=1, description="prompt tokens that wait at one worker at most")
 
 
 class DecodeSettings(Section):
-    workers: int = Field(1, ge=1, le=1024)
+    """The pool that continues them."""
+
+    workers: int = Field(1, ge=1, le=1024, description="processes in this pool")
     max_batch: int = Field(64, ge=1, le=4096, description="sequences in one step at most")
     speculate: int = Field(1, ge=0, le=MAX_SPECULATE, description="draft tokens a step; 0 without an MTP layer")
 
 
 class RouterSettings(Section):
-    host: str = "127.0.0.1"
+    """The process that clients speak to."""
+
+    host: str = Field("127.0.0.1", description="address that both doors listen on")
     grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
     served_model_name: str | None = Field(None, description="none: the last part of the model's path")
     max_running_requests: int = Field(256, ge=1, description="requests in the system at most; more are refused")
     max_attempts: int = Field(3, ge=1, le=16, description="placements of one journey at most")
-    request_timeout_ms: int = Field(600_000, ge=1)
+    request_timeout_ms: int = Field(600_000, ge=1, description="a request ends after this, whatever its state")
 
 
 class TransferSettings(Section):
+    """How latents get from one pool to the other."""
+
     transport: Literal["auto", "shared_memory", "tcp"] = Field(
         "auto", description="auto: shared memory on one host, tcp across hosts; the choice is logged"
     )
@@ -67,21 +75,23 @@ class TransferSettings(Section):
     fetch_timeout_ms: int = Field(5_000, ge=1, description="one fetch at most, before the peer counts as stalled")
     max_refetches: int = Field(2, ge=0, description="of a piece whose checksum or generation was wrong")
     checksums: bool = Field(True, description="off for benchmarks only")
-    max_bytes_in_flight: int = Field(64 * 1024 * 1024, ge=1)
+    max_bytes_in_flight: int = Field(64 * 1024 * 1024, ge=1, description="of all fetches of one worker at most")
 
 
 class ClusterSettings(Section):
+    """The processes of one cluster, and the Ray that runs them."""
+
     name: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="names this cluster on its host")
     ray_address: str | None = Field(None, description="none: start a Ray cluster on this host; else join this one")
     object_store_mib: int = Field(80, ge=75, description="Ray's object store, which no request uses")
-    start_timeout_s: float = Field(120.0, gt=0)
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    start_timeout_s: float = Field(120.0, gt=0, description="until every process must be ready")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of every process")
 
 
 class Settings(Section):
     """The whole file. `model` is a path to a checkpoint, or "demo" for the one that is shipped."""
 
-    model: str = "demo"
+    model: str = Field("demo", description='a path, or "demo"')
     engine: EngineSettings = EngineSettings()
     prefill: PrefillSettings = PrefillSettings()
     decode: DecodeSettings = DecodeSettings()
