@@ -1,0 +1,128 @@
+"""A client of the public gRPC door: one stream a request, errors typed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from pd_engine.contracts import api_pb2, api_pb2_grpc
+from pd_engine.errors import InvalidArgument, Unavailable
+from pd_engine.service.client import connect, typed_error
+from pd_ops.cluster.ray_runtime import LOOPBACK
+from pd_ops.cluster.state_file import ClusterState, Phase, read_state
+from pd_ops.statistics import StreamTiming
+
+if TYPE_CHECKING:
+    from pd_engine.contracts.api_pb2_grpc import PdRelayAsyncStub
+
+CALL_TIMEOUT_S = 10.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """A finished request, and when its tokens came."""
+
+    complete: api_pb2.GenerateComplete
+    timing: StreamTiming
+
+
+class RouterClient:
+    """Calls one router. Every call raises the typed error that the router answered with."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self._stub: PdRelayAsyncStub = api_pb2_grpc.PdRelayStub(channel)
+        self._address = address
+
+    async def stream(self, request: api_pb2.GenerateRequest) -> AsyncIterator[api_pb2.GenerateResponse]:
+        """The chunks of a request, and last `complete`. Leaving early cancels it."""
+        call = self._stub.Generate(request)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise typed_error(error) from None
+        finally:
+            call.cancel()
+
+    async def complete(
+        self, request: api_pb2.GenerateRequest,
+        on_chunk: Callable[[api_pb2.GenerateStreamChunk], None] = lambda chunk: None,
+    ) -> Completion:
+        """Runs a request to its end.
+
+        Raises:
+            Unavailable: the stream ended without a result.
+        """
+        start, arrivals, complete = time.monotonic(), [], None
+        async for response in self.stream(request):
+            if response.HasField("chunk"):
+                arrivals.append((time.monotonic(), len(response.chunk.token_ids)))
+                on_chunk(response.chunk)
+            elif response.HasField("complete"):
+                complete = response.complete
+        if complete is None:
+            raise Unavailable(f"the router at {self._address} ended the stream without a result")
+        return Completion(complete=complete, timing=StreamTiming(start=start, arrivals=tuple(arrivals)))
+
+    async def model_info(self) -> api_pb2.GetModelInfoResponse:
+        return await _typed(self._stub.GetModelInfo(api_pb2.GetModelInfoRequest(), timeout=CALL_TIMEOUT_S))
+
+    async def server_info(self) -> api_pb2.GetServerInfoResponse:
+        return await _typed(self._stub.GetServerInfo(api_pb2.GetServerInfoRequest(), timeout=CALL_TIMEOUT_S))
+
+
+async def _typed(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise typed_error(error) from None
+
+
+@asynccontextmanager
+async def router_client(address: str) -> AsyncIterator[RouterClient]:
+    """A client of the router at "host:port"."""
+    async with connect(address, secret=None) as channel:
+        yield RouterClient(channel, address)
+
+
+def find_router(*, address: str | None, grpc_port: int | None, cluster: str) -> str:
+    """The address that a command shall talk to: the one that was given, or that of a cluster on this host.
+
+    Raises:
+        InvalidArgument: both --address and --grpc-port were given, or no HOST:PORT.
+        NotFound: no cluster of that name runs here.
+        Unavailable: it is not ready.
+    """
+    if address is not None and grpc_port is not None:
+        raise InvalidArgument("give --address or --grpc-port, not both")
+    if grpc_port is not None:
+        return checked_address(f"{LOOPBACK}:{grpc_port}")
+    if address is not None:
+        return checked_address(address)
+    return ready_state(cluster).grpc_address
+
+
+def ready_state(cluster: str) -> ClusterState:
+    """The state of a cluster on this host that serves.
+
+    Raises:
+        NotFound: no cluster of that name runs here.
+        Unavailable: it is not ready.
+    """
+    state = read_state(cluster)
+    if state.phase is not Phase.READY:
+        raise Unavailable(f"the cluster {cluster!r} is {state.phase.value}")
+    return state
+
+
+def checked_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
+        raise InvalidArgument(f"an address is HOST:PORT with a port from 1 to 65535, got {address!r}")
+    return address

@@ -1,0 +1,207 @@
+"""Ray's shells over the router and the workers: they build the real thing inside their process, and translate.
+
+Ray carries lifecycle only; requests, tokens and latents never pass here. What a role needs is imported inside its
+process, so that the router's never imports torch. Errors are answered as values: what Ray would make of an exception
+depends on what the other side can import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pd_engine.errors import Internal, PdRelayError, from_code
+from pd_engine.settings import Settings
+from pd_ops.cluster.plan import Role
+from pd_ops.cluster.state_file import log_directory
+
+if TYPE_CHECKING:
+    from decode_worker.worker import DecodeWorker
+    from pd_router.server import Router
+    from prefill_worker.worker import PrefillWorker
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """An error that an actor answers with; `error()` is the typed error again."""
+
+    code: str
+    message: str
+
+    def error(self) -> PdRelayError:
+        return from_code(self.code, self.message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerStarted:
+    pid: int
+    address: str
+    epoch: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterStarted:
+    pid: int
+    grpc_address: str
+    http_address: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerPlace:
+    """A worker as the router is told of it."""
+
+    worker_id: str
+    role: str
+    address: str
+
+
+class WorkerActor:
+    """The process of one worker, of either role."""
+
+    def __init__(self, role: Role, settings: Settings, *, worker_id: str, host: str, secret: str) -> None:
+        _begin_process(settings, worker_id)
+        self._role = role
+        self._settings = settings
+        self._worker_id = worker_id
+        self._host = host
+        self._secret = secret
+        self._worker: PrefillWorker | DecodeWorker | None = None
+
+    async def start(self) -> WorkerStarted | Failure:
+        """Loads the model and serves."""
+        return await _answer(self._start())
+
+    async def _start(self) -> WorkerStarted:
+        # Before torch is imported: its thread pools take their size from here.
+        os.environ["OMP_NUM_THREADS"] = str(self._settings.engine.threads)
+        self._worker = _build_worker(self._role)(
+            self._settings, worker_id=self._worker_id, host=self._host, secret=self._secret
+        )
+        started = await self._worker.start()
+        return WorkerStarted(pid=os.getpid(), address=started.address, epoch=started.epoch)
+
+    async def stop(self, drain_s: float) -> Failure | None:
+        """Ends within `drain_s` seconds, and a little: running requests may finish until then."""
+        return await _answer(self._stop(drain_s))
+
+    async def _stop(self, drain_s: float) -> None:
+        if self._worker is None:
+            return
+        if not await self._worker.drain(drain_s):
+            log.warning("not drained after %g s: stopping all the same", drain_s)
+        await self._worker.stop()
+
+    async def loaded_libraries(self) -> list[str]:
+        """Top-level names of all modules that this process has imported."""
+        return _top_level_modules()
+
+    async def wait_for_death(self) -> None:
+        """Never answers: the call fails when this process ends. A worker that can no longer serve ends it."""
+        assert self._worker is not None, "not started"
+        await self._worker.wait_crashed()
+        log.error("%s can no longer serve: ending its process", self._worker_id)
+        await self._worker.stop()
+        os._exit(1)
+
+
+def _build_worker(role: Role) -> type[PrefillWorker] | type[DecodeWorker]:
+    if role is Role.PREFILL:
+        from prefill_worker.worker import PrefillWorker
+
+        return PrefillWorker
+    assert role is Role.DECODE, role
+    from decode_worker.worker import DecodeWorker
+
+    return DecodeWorker
+
+
+class RouterActor:
+    """The process of a router."""
+
+    def __init__(self, settings: Settings, *, secret: str) -> None:
+        _begin_process(settings, Role.ROUTER.value)
+        self._settings = settings
+        self._secret = secret
+        self._router: Router | None = None
+
+    async def start(self) -> RouterStarted | Failure:
+        """Opens its doors; it has no workers yet."""
+        return await _answer(self._start())
+
+    async def _start(self) -> RouterStarted:
+        from pd_router.server import Router
+
+        self._router = Router(self._settings, secret=self._secret)
+        addresses = await self._router.start()
+        return RouterStarted(pid=os.getpid(), grpc_address=addresses.grpc, http_address=addresses.http)
+
+    async def set_workers(self, places: list[WorkerPlace]) -> Failure | None:
+        """All the workers there are, now."""
+        return await _answer(self._set_workers(places))
+
+    async def _set_workers(self, places: list[WorkerPlace]) -> None:
+        from pd_router.server import WorkerEndpoint
+
+        assert self._router is not None, "not started"
+        await self._router.set_workers(
+            [WorkerEndpoint(worker_id=p.worker_id, role=p.role, address=p.address) for p in places]
+        )
+
+    async def stop(self, drain_s: float) -> Failure | None:
+        return await _answer(self._stop(drain_s))
+
+    async def _stop(self, drain_s: float) -> None:
+        if self._router is not None:
+            await self._router.stop()
+
+    async def loaded_libraries(self) -> list[str]:
+        """Top-level names of all modules that this process has imported."""
+        return _top_level_modules()
+
+    async def wait_for_death(self) -> None:
+        """Never answers: the call fails when this process ends."""
+        await asyncio.Event().wait()
+
+
+def _begin_process(settings: Settings, actor_id: str) -> None:
+    """Sends all that this process writes, a crash's last words included, to its own file."""
+    path = actor_log_path(settings.cluster.name, actor_id)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    logging.basicConfig(
+        level=settings.cluster.log_level.upper(), stream=os.fdopen(2, "w", buffering=1, closefd=False), force=True,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    log.info("%s is process %d", actor_id, os.getpid())
+
+
+def actor_log_path(cluster: str, actor_id: str) -> Path:
+    """On the host where the actor runs."""
+    return log_directory(cluster) / f"{actor_id}.log"
+
+
+async def _answer(work: Awaitable[T]) -> T | Failure:
+    try:
+        return await work
+    except PdRelayError as error:
+        log.error("%s: %s", error.code.value, error.message)
+        return Failure(code=error.code.value, message=error.message)
+    except Exception as error:  # the process boundary
+        log.exception("unexpected error")
+        return Failure(code=Internal.code.value, message=f"{type(error).__name__}: {error}")
+
+
+def _top_level_modules() -> list[str]:
+    return sorted({name.partition(".")[0] for name in list(sys.modules)})

@@ -1,0 +1,126 @@
+"""A cluster of this host: what `serve`, `demo` and `verify` start, and what they leave when they end: nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pd_engine.errors import Cancelled, InvalidArgument
+from pd_engine.model.checkpoint import check_tensors, resolve_model, stored_tensors
+from pd_engine.model.config import ModelConfig
+from pd_engine.settings import RouterSettings, Settings
+from pd_ops.cluster.interrupts import Interrupts, sigterm_interrupts, unless
+from pd_ops.cluster.plan import plan_cluster
+from pd_ops.cluster.ray_runtime import RayRuntime, connected
+from pd_ops.cluster.state_file import ClusterState, Phase, StateFile
+
+if TYPE_CHECKING:
+    from pd_ops.cluster.controller import Controller, ReadyCluster
+
+DRAIN_S = 10.0
+
+
+def resolved(settings: Settings) -> Settings:
+    """The settings with `model` as an absolute path, after a look at what every worker would refuse later.
+
+    Raises:
+        PdRelayError: no such checkpoint, a configuration that is broken or not supported, weights that do not fit.
+    """
+    path = resolve_model(settings.model)
+    check_tensors(ModelConfig.load(path), stored_tensors(path))
+    return settings.model_copy(update={"model": str(path)})
+
+
+@contextmanager
+def local_cluster(settings: Settings) -> Iterator[LocalCluster]:
+    """Takes the cluster's name and connects Ray. Enter it in the main thread, outside of an event loop.
+
+    Raises:
+        AlreadyExists: a cluster of this name runs on this host.
+        InvalidArgument: a port is in use.
+        Unavailable: Ray did not start.
+    """
+    with sigterm_interrupts(), StateFile(settings.cluster.name) as state_file:
+        check_ports(settings.router)
+        state = ClusterState(
+            name=settings.cluster.name, pid=os.getpid(), phase=Phase.STARTING, model=settings.model,
+            log_directory=str(state_file.log_directory),
+        )
+        state_file.write(state)
+        plan = plan_cluster(settings)
+        with connected(settings.cluster, plan.num_cpus) as runtime:
+            yield LocalCluster(settings=settings, state_file=state_file, state=state, runtime=runtime)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningCluster:
+    """A cluster that serves: where to reach it, and its controller."""
+
+    state: ClusterState
+    ready: ReadyCluster
+    controller: Controller
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalCluster:
+    """Its name is taken and Ray is connected; `running` starts and ends the rest."""
+
+    settings: Settings
+    state_file: StateFile
+    state: ClusterState
+    runtime: RayRuntime
+
+    @asynccontextmanager
+    async def running(self, interrupts: Interrupts) -> AsyncIterator[RunningCluster]:
+        """The cluster, ready to serve. At the end running requests may finish, in a bounded time; a second signal
+        ends it at once.
+
+        Raises:
+            Cancelled: a signal came while it was starting.
+            PdRelayError: of the actor that could not start.
+        """
+        from pd_ops.cluster.controller import Controller, check_resources  # Ray's environment is set by now
+
+        plan = plan_cluster(self.settings, self.runtime.placements_on_this_host())
+        if not self.runtime.is_own:
+            check_resources(plan)
+        controller = Controller(self.settings, plan, host=self.runtime.host)
+        try:
+            ready = await unless(interrupts.first, controller.start())
+            if ready is None:
+                raise Cancelled("interrupted while the cluster was starting")
+            state = replace(
+                self.state, phase=Phase.READY, grpc_address=ready.router.grpc_address,
+                http_address=ready.router.http_address, ray_address=self.runtime.address,
+            )
+            self.state_file.write(state)
+            yield RunningCluster(state=state, ready=ready, controller=controller)
+            self.state_file.write(replace(state, phase=Phase.STOPPING))
+            await unless(interrupts.second, controller.stop(DRAIN_S))
+        finally:
+            controller.kill()
+
+
+def check_ports(settings: RouterSettings) -> None:
+    """Finds out before anything is started what the router would find out at the end of the start.
+
+    Raises:
+        InvalidArgument: a port cannot be bound on `settings.host`.
+    """
+    for flag, port in (("--grpc-port", settings.grpc_port), ("--http-port", settings.http_port)):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot listen on {settings.host}:{port}: {error.strerror or error}; choose another port with {flag}, "
+                f"or 0 for any free one"
+            ) from None

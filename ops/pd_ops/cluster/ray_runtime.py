@@ -1,0 +1,111 @@
+"""Ray under a cluster: started here for this cluster alone, or joined where it already runs.
+
+A Ray of our own is small and private: loopback only, no dashboard, no usage reports, the smallest object store (no
+request touches it), and just as many idle processes at the start as actors will need. It lives and dies with this
+process; a guardian sees to it if we are killed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pd_engine.errors import Unavailable
+from pd_engine.settings import ClusterSettings
+from pd_ops.cluster.interrupts import uninterrupted
+from pd_ops.cluster.plan import Placement, Role, everywhere
+from pd_ops.cluster.processes import Guarded, descendants, end_processes, guarded
+
+LOOPBACK = "127.0.0.1"
+STOP_GRACE_S = 5.0
+
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leaves CUDA_VISIBLE_DEVICES of actors without GPUs alone
+    "MALLOC_ARENA_MAX": "2",                    # glibc's arenas a thread would cost workers tens of MB
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayRuntime:
+    """A connected Ray.
+
+    Attributes:
+        address: of its control store.
+        node_id: this host's node.
+        is_own: started here, and ends with us.
+        host: the address under which actors on this node are reached.
+    """
+
+    address: str
+    node_id: str
+    is_own: bool
+    host: str
+
+    def placements_on_this_host(self) -> Mapping[Role, Placement]:
+        return everywhere(Placement(node_id=self.node_id))
+
+
+@contextmanager
+def connected(settings: ClusterSettings, num_cpus: int) -> Iterator[RayRuntime]:
+    """Ray for the time of the context; afterwards no process of it is left on this host, if it was started here.
+
+    Must be entered in the main thread: Ray's processes are tied to the thread that starts them.
+
+    Args:
+        num_cpus: that a Ray of our own shall have for actors.
+
+    Raises:
+        Unavailable: Ray did not start, or cannot be reached at `settings.ray_address`.
+    """
+    with guarded() as guard:
+        os.environ.update(ENVIRONMENT | dict(os.environ) | guard.environment)
+        ray: Any = importlib.import_module("ray")  # only now: it reads the environment when it is imported
+        try:
+            context = _init(ray, settings, num_cpus, guard)
+            runtime = ray.get_runtime_context()
+            is_own = settings.ray_address is None
+            yield RayRuntime(
+                address=context.address_info["gcs_address"], node_id=runtime.get_node_id(), is_own=is_own,
+                host=LOOPBACK if is_own else ray.util.get_node_ip_address(),
+            )
+        finally:
+            _shut_down(ray, guard)
+
+
+def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) -> Any:
+    common = {"namespace": f"pd-relay-{settings.name}", "log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if settings.ray_address is not None:
+            return ray.init(address=settings.ray_address, **common)
+        return ray.init(
+            address="local", num_cpus=num_cpus, num_gpus=0, include_dashboard=False,
+            object_store_memory=settings.object_store_mib * 2**20, _node_ip_address=LOOPBACK,
+            _temp_dir=str(guard.directory), **common,
+        )
+    except (RuntimeError, ConnectionError, TimeoutError, ValueError, OSError) as error:
+        where = "start" if settings.ray_address is None else f"be reached at {settings.ray_address}"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Unavailable(f"Ray could not {where}: {reason}") from error
+
+
+def _shut_down(ray: Any, guard: Guarded) -> None:
+    """Disconnects; what was started here is ended, and waited for."""
+    with uninterrupted():
+        _end_all(ray, guard)
+
+
+def _end_all(ray: Any, guard: Guarded) -> None:
+    processes = [process for process in descendants() if process.pid != guard.guardian_pid]
+    ray.shutdown()
+    killed = end_processes(processes, STOP_GRACE_S)
+    if killed:
+        log.warning("processes that had to be killed: %s", killed)

@@ -1,0 +1,57 @@
+"""Options that several commands share, defined once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pd_ops.output import Output, redirect_prints
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Model = Annotated[str | None, typer.Option(help="Path to a checkpoint, or 'demo' for the shipped one.")]
+Config = Annotated[Path | None, typer.Option(help="Settings file (YAML); flags stand over it.")]
+Dtype = Annotated[str | None, typer.Option(help="Storage dtype: auto, bf16 or fp32.")]
+Ops = Annotated[str | None, typer.Option(help="Implementation of the ops: auto, cpu or reference.")]
+ServerSpeculate = Annotated[int | None, typer.Option(help="Draft tokens a step; 0: off.")]
+
+ClusterName = Annotated[str, typer.Option("--cluster", help="Name of the cluster on this host.")]
+Address = Annotated[str | None, typer.Option(help="HOST:PORT of a router's gRPC door; over --cluster.")]
+GrpcPort = Annotated[int | None, typer.Option(help="The router's gRPC port on this host; over --cluster.")]
+
+Prompt = Annotated[str | None, typer.Option(help="The prompt.")]
+PromptFile = Annotated[Path | None, typer.Option(help="File with the prompt, in UTF-8; '-': standard input.")]
+TokenIds = Annotated[str | None, typer.Option(help="The prompt as token ids: 1,2,3.")]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's message: apply the chat template.")]
+AddBos = Annotated[
+    bool | None, typer.Option("--add-bos/--no-add-bos", help="Put BOS first; default: as the tokenizer says.")
+]
+ParseSpecial = Annotated[
+    bool, typer.Option("--parse-special", help="Read special tokens in the prompt as control, not as text.")
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most; default: what fits.")]
+Temperature = Annotated[float | None, typer.Option(help="0: greedy; default: as the checkpoint says.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this probability, in (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Keep the K most likely tokens; -1: all.")]
+Seed = Annotated[int | None, typer.Option(help="All randomness comes from it; default: a random one.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the checkpoint's end tokens.")]
+Logprobs = Annotated[int | None, typer.Option(help="Report logprobs, and the N most likely tokens of each position.")]
+Speculate = Annotated[int | None, typer.Option(help="Draft tokens a step; 0: off; default: the server's setting.")]
+Stream = Annotated[
+    bool | None, typer.Option("--stream/--no-stream", help="Text as it comes; default: yes, with --json no.")
+]
+
+
+def start(context: typer.Context, as_json: bool) -> Output:
+    """The output of a command whose body begins here."""
+    redirect_prints()
+    output: Output = context.obj
+    output.as_json = as_json
+    return output
+
+
+def overrides(**values: Any) -> dict[str, Any]:
+    """{"section.key": value} of the flags that were given; `section__key=value` names one."""
+    return {name.replace("__", "."): value for name, value in values.items() if value is not None}

@@ -1,0 +1,68 @@
+"""`pd-relay verify`: many requests in one process and through a cluster; every token, bit and byte compared."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from pd_engine.errors import EXIT_CHECK_FAILED
+from pd_engine.settings import Settings, load_settings
+from pd_ops.client import checked_address
+from pd_ops.cluster.interrupts import Interrupts, unless
+from pd_ops.cluster.local import LocalCluster, local_cluster, resolved
+from pd_ops.commands import options
+from pd_ops.output import Output
+from pd_ops.verification.report import Report
+from pd_ops.verification.run import VerificationPlan, verify
+
+DEFAULT_COUNT = 50
+
+
+def command(
+    context: typer.Context,
+    model: options.Model = None,
+    count: Annotated[int, typer.Option(min=1, help="Requests to compare.")] = DEFAULT_COUNT,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal requests.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time in the cluster.")] = 4,
+    against: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Router of a running cluster; default: starts its own.")
+    ] = None,
+    prefill: Annotated[int | None, typer.Option(help="Prefill workers of its own cluster.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Decode workers of its own cluster.")] = None,
+    speculate: options.ServerSpeculate = None,
+    dtype: options.Dtype = None,
+    ops: options.Ops = None,
+    config: options.Config = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check that a cluster gives bit for bit what one process gives. Exit status 1 if anything differs."""
+    output = options.start(context, as_json)
+    overrides = options.overrides(
+        model=model, prefill__workers=prefill, decode__workers=decode, decode__speculate=speculate,
+        engine__dtype=dtype, engine__ops=ops, cluster__name="verify", router__grpc_port=0, router__http_port=0,
+    )
+    settings = resolved(load_settings(config, overrides))
+    plan = VerificationPlan(count=count, seed=seed, concurrency=concurrency)
+    if against is not None:
+        report = asyncio.run(verify(checked_address(against), settings, plan, output.note))
+    else:
+        with local_cluster(settings) as local:
+            report = asyncio.run(_verify_own(local, settings, plan, output))
+    output.document(report.to_json())
+    output.text(report.to_text())
+    if report.different:
+        raise typer.Exit(EXIT_CHECK_FAILED)
+
+
+async def _verify_own(local: LocalCluster, settings: Settings, plan: VerificationPlan, output: Output) -> Report:
+    interrupts = Interrupts()
+    output.note("starting a cluster")
+    async with local.running(interrupts) as running:
+        work = verify(running.state.grpc_address, settings, plan, output.note)
+        report = await unless(interrupts.first, work)
+    if report is None:
+        raise KeyboardInterrupt
+    return report
+

@@ -1,0 +1,103 @@
+"""One process that does it all: what `generate` runs, and what a cluster is compared with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pd_engine.model.checkpoint import resolve_model
+from pd_engine.sampling.params import SamplingParams
+from pd_engine.settings import Settings
+from pd_engine.text.chat import ChatMessage
+from pd_engine.text.defaults import GenerationDefaults, ModelLimits, SamplingFields, check_prompt, resolve_sampling
+from pd_engine.text.tokenizer import Tokenizer
+from pd_ops.request_options import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+
+if TYPE_CHECKING:
+    from pd_engine.engine import Engine
+    from pd_engine.generate import Delta, Generation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A prompt as token ids, and its sampling with every default filled in."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Monolithic:
+    """A loaded model with its tokenizer, in this process."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    settings: Settings
+
+    @classmethod
+    def load(cls, settings: Settings, *, max_speculate: int) -> Monolithic:
+        """Raises:
+        PdRelayError: the checkpoint is not there, broken or not supported, or does not fit.
+        """
+        path = resolve_model(settings.model)
+        threads = settings.engine.threads
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
+        import torch
+
+        from pd_engine.engine import Engine
+
+        torch.set_num_threads(threads)
+        return cls(
+            tokenizer=Tokenizer.load(path), defaults=GenerationDefaults.load(path), settings=settings,
+            engine=Engine.load(path, settings.engine, max_speculate=max_speculate),
+        )
+
+    def question(self, prompt: Prompt, fields: SamplingFields, *, request_id: str) -> Question:
+        """What a router would make of it.
+
+        Raises:
+            InvalidArgument: the prompt or the sampling does not fit the model.
+        """
+        prompt_ids = self._prompt_ids(prompt)
+        limits = ModelLimits(
+            max_context_length=self.engine.max_context_length, vocab_size=self.engine.config.vocab_size
+        )
+        check_prompt(prompt_ids, limits)
+        params = resolve_sampling(
+            fields, self.defaults, limits, num_prompt_tokens=len(prompt_ids), request_id=request_id
+        )
+        return Question(
+            prompt_ids=tuple(prompt_ids), params=params,
+            warnings=tuple(self.tokenizer.prompt_warnings(prompt_ids)),
+        )
+
+    def stream(self, question: Question, *, checksums: bool = False) -> Iterator[Delta | Generation]:
+        """`pd_engine.generate.generate_stream` with the settings' speculation and chunks."""
+        from pd_engine.generate import generate_stream
+
+        return generate_stream(
+            self.engine, self.tokenizer, question.prompt_ids, question.params,
+            chunk_tokens=self.settings.engine.chunk_tokens, speculate=self.settings.decode.speculate,
+            checksums=checksums,
+        )
+
+    def answer(self, question: Question, *, checksums: bool = False) -> Generation:
+        """The whole answer at once."""
+        *_, last = self.stream(question, checksums=checksums)
+        from pd_engine.generate import Generation
+
+        assert isinstance(last, Generation), last
+        return last
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        match prompt:
+            case TokensPrompt():
+                return list(prompt.token_ids)
+            case ChatPrompt():
+                return self.tokenizer.chat_ids([ChatMessage("user", prompt.text)])
+            case TextPrompt():
+                return self.tokenizer.encode(prompt.text, parse_special=prompt.parse_special, add_bos=prompt.add_bos)

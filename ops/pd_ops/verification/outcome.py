@@ -1,0 +1,111 @@
+"""What came of a request, in a form in which one process and a cluster can be compared bit for bit. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pd_engine.contracts import api_pb2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogprobBits:
+    """Logprobs of one token: float32 as 4 bytes, so that equal means the same bits."""
+
+    token_id: int
+    logprob: bytes
+    top: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A finished request.
+
+    Attributes:
+        block_checksums: of the prompt's blocks, component-major; empty if nothing was handed over.
+        handoff_bytes: moved; None if nothing was handed over, as in one process.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    stop_reason: str
+    seed: int
+    logprobs: tuple[LogprobBits, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    block_checksums: tuple[int, ...]
+    handoff_bytes: int | None
+
+
+def logprob_bits(token_id: int, logprob: float, top: Sequence[tuple[int, float]]) -> LogprobBits:
+    return LogprobBits(
+        token_id=token_id, logprob=_bits(logprob), top=tuple((other, _bits(value)) for other, value in top)
+    )
+
+
+def outcome_of(complete: api_pb2.GenerateComplete) -> Outcome:
+    """Of a cluster's answer."""
+    has_handoff = complete.HasField("handoff")
+    return Outcome(
+        token_ids=tuple(complete.output_ids), text=complete.text, finish_reason=complete.finish_reason,
+        stop_reason=complete.stop_reason, seed=complete.seed,
+        logprobs=tuple(
+            logprob_bits(one.token_id, one.logprob, list(zip(one.top_token_ids, one.top_logprobs, strict=True)))
+            for one in complete.logprobs
+        ),
+        num_prompt_tokens=complete.usage.prompt_tokens, num_cached_tokens=complete.usage.cached_tokens,
+        block_checksums=tuple(complete.handoff.block_checksums),
+        handoff_bytes=complete.handoff.bytes if has_handoff else None,
+    )
+
+
+def first_difference(expected: Outcome, got: Outcome, *, bytes_per_token: int) -> str | None:
+    """What is wrong with `got`, a cold remote run, against one process; None if it is the same, bit for bit.
+
+    A request of more than one token must have been handed over whole: every slot of the prompt, every component.
+    """
+    for name in ("num_prompt_tokens", "finish_reason", "stop_reason", "seed", "num_cached_tokens"):
+        wanted, found = getattr(expected, name), getattr(got, name)
+        if wanted != found:
+            return f"{name}: {found!r} instead of {wanted!r}"
+    if (difference := _sequence_difference("token", expected.token_ids, got.token_ids)) is not None:
+        return difference
+    if (difference := _logprobs_difference(expected.logprobs, got.logprobs)) is not None:
+        return difference
+    if expected.text != got.text:
+        return f"text: {got.text!r} instead of {expected.text!r}"
+    return _handoff_difference(expected, got, bytes_per_token)
+
+
+def _handoff_difference(expected: Outcome, got: Outcome, bytes_per_token: int) -> str | None:
+    if got.handoff_bytes is None:
+        return None if len(expected.token_ids) == 1 else "nothing was handed over"
+    wanted = expected.num_prompt_tokens * bytes_per_token
+    if got.handoff_bytes != wanted:
+        return f"{got.handoff_bytes} bytes were handed over instead of {wanted}"
+    return _sequence_difference("block checksum", expected.block_checksums, got.block_checksums)
+
+
+def _sequence_difference(what: str, expected: Sequence[int], got: Sequence[int]) -> str | None:
+    for index, (wanted, found) in enumerate(zip(expected, got, strict=False)):
+        if wanted != found:
+            return f"{what} {index}: {found} instead of {wanted}"
+    return None if len(expected) == len(got) else f"{len(got)} {what}s instead of {len(expected)}"
+
+
+def _logprobs_difference(expected: Sequence[LogprobBits], got: Sequence[LogprobBits]) -> str | None:
+    for index, (wanted, found) in enumerate(zip(expected, got, strict=False)):
+        if wanted != found:
+            return f"logprobs of token {index}: {_readable(found)} instead of {_readable(wanted)}"
+    return None if len(expected) == len(got) else f"{len(got)} logprobs instead of {len(expected)}"
+
+
+def _bits(value: float) -> bytes:
+    return struct.pack(">f", value)
+
+
+def _readable(one: LogprobBits) -> str:
+    top = ", ".join(f"{token_id}: {bits.hex()}" for token_id, bits in one.top)
+    return f"{one.token_id} {one.logprob.hex()} [{top}]"

@@ -1,0 +1,86 @@
+"""What a verification run found, for programs and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pd_ops.output import Document
+from pd_ops.tables import table
+from pd_ops.verification.cases import Case
+from pd_ops.verification.outcome import Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedCase:
+    """`difference` is None where the cluster gave what one process gives."""
+
+    case: Case
+    expected: Outcome
+    got: Outcome
+    difference: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All cases of a run, and against what they were checked."""
+
+    model: str
+    fingerprint: str
+    cluster: str
+    bytes_per_token: int
+    seconds: float
+    checked: tuple[CheckedCase, ...]
+
+    @property
+    def different(self) -> list[CheckedCase]:
+        return [one for one in self.checked if one.difference is not None]
+
+    @property
+    def num_identical(self) -> int:
+        return len(self.checked) - len(self.different)
+
+    def to_json(self) -> Document:
+        return {
+            "model": self.model, "fingerprint": self.fingerprint, "cluster": self.cluster,
+            "count": len(self.checked), "identical": self.num_identical, "different": len(self.different),
+            "handed_over": sum(one.got.handoff_bytes is not None for one in self.checked),
+            "handoff_bytes": sum(one.got.handoff_bytes or 0 for one in self.checked),
+            "bytes_per_token": self.bytes_per_token, "seconds": round(self.seconds, 3),
+            "cases": [_case_document(one) for one in self.checked],
+        }
+
+    def to_text(self) -> str:
+        columns = ("mode", "cases", "prompt tokens", "tokens", "logprobs", "checksums", "bytes", "identical")
+        modes = list(dict.fromkeys(one.case.mode for one in sorted(self.checked, key=lambda one: one.case.mode)))
+        rows = [_row(mode, [one for one in self.checked if one.case.mode == mode]) for mode in modes]
+        rows.append(_row("all", self.checked))
+        lines = [table(columns, rows), f"identical to monolithic: {self.num_identical} of {len(self.checked)}"]
+        if self.different:
+            first = self.different[0]
+            lines.append(
+                f"first difference: case {first.case.number} ({first.case.mode}, "
+                f"{first.expected.num_prompt_tokens} prompt tokens): {first.difference}"
+            )
+        return "\n".join(lines)
+
+
+def _row(mode: str, checked: Sequence[CheckedCase]) -> list[object]:
+    return [
+        mode, len(checked),
+        sum(one.expected.num_prompt_tokens for one in checked),
+        sum(len(one.expected.token_ids) for one in checked),
+        sum(len(one.expected.logprobs) for one in checked),
+        sum(len(one.expected.block_checksums) for one in checked if one.got.handoff_bytes is not None),
+        sum(one.got.handoff_bytes or 0 for one in checked),
+        f"{sum(one.difference is None for one in checked)} of {len(checked)}",
+    ]
+
+
+def _case_document(one: CheckedCase) -> Document:
+    return {
+        "number": one.case.number, "greedy": one.case.is_greedy, "speculation": one.case.speculates,
+        "prompt_tokens": one.expected.num_prompt_tokens, "completion_tokens": len(one.expected.token_ids),
+        "finish_reason": one.expected.finish_reason, "handoff_bytes": one.got.handoff_bytes,
+        "identical": one.difference is None, "difference": one.difference,
+    }

@@ -1,0 +1,98 @@
+"""One verification run: the cases through a cluster, then in this process, then compared."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pd_engine.contracts import api_pb2
+from pd_engine.errors import FailedPrecondition
+from pd_engine.settings import Settings
+from pd_ops.client import router_client
+from pd_ops.monolithic import Monolithic
+from pd_ops.verification.cases import Case, CaseLimits, make_cases
+from pd_ops.verification.oracle import expected_outcome
+from pd_ops.verification.outcome import first_difference, outcome_of
+from pd_ops.verification.remote import Request, run_remote, worker_pairs
+from pd_ops.verification.report import CheckedCase, Report
+
+PROGRESS_EVERY = 10
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerificationPlan:
+    count: int
+    seed: int
+    concurrency: int
+
+
+async def verify(address: str, settings: Settings, plan: VerificationPlan, note: Note) -> Report:
+    """Compares the cluster behind the router at `address` with this process.
+
+    Args:
+        settings: with which this process loads its model: those of the cluster.
+
+    Raises:
+        FailedPrecondition: the cluster serves another model, dtype or build, or has no pair of workers.
+        PdRelayError: a request failed.
+    """
+    began = time.monotonic()
+    async with router_client(address) as client:
+        info, pairs = await client.model_info(), worker_pairs(await client.server_info())
+        has_drafts = info.num_draft_layers > 0
+        cases = make_cases(plan.count, plan.seed, CaseLimits(
+            vocab_size=info.vocab_size, max_context_length=info.max_context_length, block_size=info.block_size,
+            chunk_tokens=settings.engine.chunk_tokens,
+            max_speculate=settings.decode.speculate if has_drafts else 0,
+        ))
+        note(f"{plan.count} requests through {len(pairs)} pairs of workers, {plan.concurrency} at a time")
+        completions = await run_remote(
+            client, [_request(case) for case in cases], pairs, concurrency=plan.concurrency,
+            on_done=_progress(note, "cluster", plan.count),
+        )
+    note("the same in this process")
+    oracle = await asyncio.to_thread(load_oracle, settings, info)
+    progress = _progress(note, "one process", len(cases))
+    checked = []
+    for number, (case, completion) in enumerate(zip(cases, completions, strict=True), start=1):
+        expected = await asyncio.to_thread(expected_outcome, oracle, _request(case))
+        got = outcome_of(completion.complete)
+        difference = first_difference(expected, got, bytes_per_token=info.bytes_per_token)
+        checked.append(CheckedCase(case=case, expected=expected, got=got, difference=difference))
+        progress(number)
+    return Report(
+        model=info.model_path, fingerprint=info.fingerprint, cluster=address, bytes_per_token=info.bytes_per_token,
+        seconds=time.monotonic() - began, checked=tuple(checked),
+    )
+
+
+def load_oracle(settings: Settings, info: api_pb2.GetModelInfoResponse) -> Monolithic:
+    """The model in this process, if it is what the cluster serves.
+
+    Raises:
+        FailedPrecondition: the fingerprints differ.
+    """
+    oracle = Monolithic.load(settings, max_speculate=settings.decode.speculate)
+    if oracle.engine.fingerprint != info.fingerprint:
+        raise FailedPrecondition(
+            f"the cluster serves {info.model_path} ({info.dtype}, fingerprint {info.fingerprint}), this process "
+            f"{settings.model} ({oracle.engine.dtype}, fingerprint {oracle.engine.fingerprint}): give the same "
+            f"--model, --dtype, --ops, --speculate and --config"
+        )
+    return oracle
+
+
+def _request(case: Case) -> Request:
+    return Request(prompt=case.prompt, sampling=case.sampling)
+
+
+def _progress(note: Note, where: str, total: int) -> Callable[[int], None]:
+    def tell(done: int) -> None:
+        if done % PROGRESS_EVERY == 0 or done == total:
+            note(f"  {where}: {done} of {total}")
+
+    return tell
