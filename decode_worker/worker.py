@@ -8,13 +8,13 @@ import logging
 import time
 
 import torch
-from kv_transfer.transports.choice import pull_transports
 
 from decode_worker.core import DecodeCore
 from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination
+from kv_transfer.transports import pull_transports
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import Engine
@@ -60,6 +60,7 @@ class DecodeWorker:
         self._engine: Engine | None = None
         self._destination: HandoffDestination | None = None
         self._core: DecodeCore | None = None
+        self._transports: list[str] = []
         self._load_seconds = 0.0
 
     async def start(self) -> WorkerAddress:
@@ -76,11 +77,12 @@ class DecodeWorker:
             silence_s=self._settings.transfer.lease_ms / 1000, hub=self._hub, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=time.monotonic,
         )
+        transports = pull_transports(self._settings.transfer, engine.arena, secret=self._secret)
+        self._transports = [transport.name for transport in transports]
         core.destination = self._destination = HandoffDestination(
             arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
             epoch=self._endpoint.epoch, settings=self._settings.transfer,
-            transports=pull_transports(self._settings.transfer, engine.arena, self._secret),
-            checksums=engine.ops.block_checksums, clock=time.monotonic,
+            transports=transports, checksums=engine.ops.block_checksums, clock=time.monotonic,
             open_channel=lambda peer: connect(peer, self._secret), on_complete=core.on_pulled,
             on_failed=core.on_pull_failed, on_expired=core.on_lease_expired,
         )
@@ -125,7 +127,7 @@ class DecodeWorker:
         assert self._engine is not None and self._destination is not None, "not started"
         return worker_info(
             self._engine, worker_id=self._worker_id, role="decode", epoch=self._endpoint.epoch,
-            transports=self._destination.transport_names, load_seconds=self._load_seconds,
+            transports=self._transports, load_seconds=self._load_seconds,
         )
 
     def loads(self) -> pb.LoadsReply:

@@ -7,9 +7,9 @@ import logging
 import time
 
 import torch
-from kv_transfer.transports.choice import source_transports
 
 from kv_transfer.source import HandoffSource
+from kv_transfer.transports import source_transports
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import Engine
@@ -48,6 +48,7 @@ class PrefillWorker:
     def __init__(self, settings: Settings, *, worker_id: str, host: str, secret: str, port: int = 0) -> None:
         self._settings = settings
         self._worker_id = worker_id
+        self._host = host
         self._secret = secret
         self._endpoint = Endpoint(host=host, port=port, secret=secret, service_names=SERVICES)
         self._compute = ComputeThread(f"prefill-{worker_id}", self._build_runner, self._on_crash)
@@ -56,6 +57,7 @@ class PrefillWorker:
         self._engine: Engine | None = None
         self._source: HandoffSource | None = None
         self._core: PrefillCore | None = None
+        self._transports: list[str] = []
         self._load_seconds = 0.0
 
     async def start(self) -> WorkerAddress:
@@ -67,11 +69,12 @@ class PrefillWorker:
         address = self._endpoint.bind()
         runner = await self._compute.start()
         engine = self._engine = runner.engine
+        transports = source_transports(self._settings.transfer, secret=self._secret, host=self._host)
+        self._transports = [transport.name for transport in transports]
         self._source = HandoffSource(
             arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
             address=address, settings=self._settings.transfer,
-            transports=source_transports(self._settings.transfer, self._secret),
-            checksums=engine.ops.block_checksums, clock=time.monotonic,
+            transports=transports, checksums=engine.ops.block_checksums, clock=time.monotonic,
         )
         await self._source.start()
         self._core = PrefillCore(
@@ -119,7 +122,7 @@ class PrefillWorker:
         assert self._engine is not None and self._source is not None, "not started"
         return worker_info(
             self._engine, worker_id=self._worker_id, role="prefill", epoch=self._endpoint.epoch,
-            transports=self._source.transport_names, load_seconds=self._load_seconds,
+            transports=self._transports, load_seconds=self._load_seconds,
         )
 
     def loads(self) -> pb.LoadsReply:

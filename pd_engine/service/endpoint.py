@@ -18,20 +18,22 @@ log = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """One life of a worker process on the network.
+    """One life of a worker process on the network. Made anywhere; the rest belongs to one event loop.
 
     Attributes:
         epoch: this life: 32 hexadecimal digits, random.
-        server: to add services to, before `serve`.
+        server: to add services to, between `bind` and `serve`.
     """
+
+    server: grpc.aio.Server
 
     def __init__(self, *, host: str, port: int, secret: str, service_names: Collection[str]) -> None:
         self.epoch = secrets.token_hex(16)
-        self.server: grpc.aio.Server = build_server(secret=secret)
         self._host = host
         self._port = port
-        self._health = Health(self.server, service_names)
-        add_reflection(self.server, service_names)
+        self._secret = secret
+        self._service_names = service_names
+        self._health: Health | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._serving = False
 
@@ -41,16 +43,20 @@ class Endpoint:
         Raises:
             InvalidArgument: it cannot be bound.
         """
+        self.server = build_server(secret=self._secret)
+        self._health = Health(self.server, self._service_names)
+        add_reflection(self.server, self._service_names)
         return f"{self._host}:{bind(self.server, self._host, self._port)}"
 
     async def serve(self, tick: Callable[[], None], on_crash: Callable[[Exception], None]) -> None:
         """Answers calls, and calls `tick` every `TICK_S`; `on_crash` is told if that raises."""
         await self.server.start()
         self._serving = True
-        await self._health.set_serving(True)
+        await self.set_healthy(True)
         self._ticker = asyncio.create_task(_tick_for_ever(tick, on_crash), name="worker-ticks")
 
     async def set_healthy(self, healthy: bool) -> None:
+        assert self._health is not None, "not bound"
         await self._health.set_serving(healthy)
 
     async def stop(self) -> None:
@@ -59,8 +65,9 @@ class Endpoint:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
             self._ticker = None
-        await self.server.stop(STOP_GRACE_S if self._serving else None)
-        self._serving = False
+        if self._health is not None:
+            await self.server.stop(STOP_GRACE_S if self._serving else None)
+            self._serving = False
 
 
 async def _tick_for_ever(tick: Callable[[], None], on_crash: Callable[[Exception], None]) -> None:

@@ -33,7 +33,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def build_server(*, secret: str | None) -> grpc.aio.Server:
-    """A server without services and ports.
+    """A server without services and ports, of the event loop that runs.
 
     Args:
         secret: every call must carry it; None for a public door, which has its own way to authenticate.
