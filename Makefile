@@ -26,7 +26,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 NATIVE_SOURCES := $(wildcard setup.py) $(shell find kernels -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup demo check test gate protos settings-doc clean
+.PHONY: help setup demo check test gate protos docs clean
 
 help:
 	@echo "make setup         the virtual environment $(VENV), with everything in it"
@@ -35,7 +35,7 @@ help:
 	@echo "make check         lint, types, import layers, generated files"
 	@echo "make gate          everything, slow tests included, with a report in docs/gate.md"
 	@echo "make protos        write the Python files of the .proto files again"
-	@echo "make settings-doc  write docs/settings.md again"
+	@echo "make docs          write docs/settings.md and docs/commands.md again"
 	@echo "make clean         remove what was built, the virtual environment included"
 
 setup: $(VENV)/.installed
@@ -71,6 +71,7 @@ check: setup
 	@echo "check: generated files"
 	@$(BIN)/python -m pd_ops.protos --check
 	@$(BIN)/python -m pd_ops.settings_doc --check
+	@$(BIN)/python -m pd_ops.commands_doc --check
 
 test: check
 	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
@@ -81,8 +82,9 @@ gate: check
 protos: setup
 	@$(BIN)/python -m pd_ops.protos
 
-settings-doc: setup
+docs: setup
 	@$(BIN)/python -m pd_ops.settings_doc
+	@$(BIN)/python -m pd_ops.commands_doc
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -32,7 +32,7 @@ engine:
   cache_mib: 512
 ```
 
-This page is written from the definitions in `pd_engine/settings.py` (`make settings-doc`).
+This page is written from the definitions in `pd_engine/settings.py` (`make docs`).
 """
 
 
@@ -99,7 +99,7 @@ def main(check: bool = typer.Option(False, "--check", help="write nothing; exit 
         path.write_text(document(), encoding="utf-8")
         print(DOCUMENT)
     elif not path.exists() or path.read_text(encoding="utf-8") != document():
-        print(f"{DOCUMENT} is stale; write it again with: make settings-doc", file=sys.stderr)
+        print(f"{DOCUMENT} is stale; write it again with: make docs", file=sys.stderr)
         raise typer.Exit(1)
 
 
