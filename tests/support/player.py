@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -48,6 +48,9 @@ class Copy:
     def token_ids(self) -> list[int]:
         assert sorted(self.tokens) == list(range(min(self.tokens, default=0), max(self.tokens, default=-1) + 1))
         return [self.tokens[index] for index in sorted(self.tokens)]
+
+    def has_ended(self) -> bool:
+        return bool(self.finish_reason) or self.failure is not None
 
     def add(self, index: int, token_ids: Sequence[int], logprobs: Sequence[pb.Logprobs]) -> None:
         for offset, token_id in enumerate(token_ids):
@@ -112,17 +115,11 @@ class Player:
     def copy(self, journey_id: str) -> Copy:
         return self.copies.setdefault(journey_id, Copy())
 
-    async def until(self, journey_id: str, condition: str) -> Copy:
-        """Waits until the copy has "tokens", has "ended", or has a "failure"."""
+    async def until(self, journey_id: str, reached: Callable[[Copy], bool]) -> Copy:
+        """The journey's copy, once it is so."""
         copy = self.copy(journey_id)
-        reached = {
-            "tokens": lambda: bool(copy.tokens),
-            "second": lambda: len(copy.tokens) > 1,
-            "ended": lambda: bool(copy.finish_reason) or copy.failure is not None,
-            "failure": lambda: copy.failure is not None,
-        }[condition]
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            while not reached():
+            while not reached(copy):
                 copy.changed.clear()
                 await copy.changed.wait()
         return copy
@@ -165,10 +162,10 @@ class Player:
 
     async def run(
         self, token_ids: Sequence[int], sampling: pb.Sampling, *, num_prompt_tokens: int | None = None,
-        lose_first_reply: bool = False,
+        lose_first_reply: bool = False, journey_id: str | None = None,
     ) -> Copy:
         """A whole journey, as an undisturbed router would run it; released at its end."""
-        journey_id = new_journey()
+        journey_id = journey_id or new_journey()
         reserve = self.reserve_request(
             journey_id, token_ids, sampling, num_prompt_tokens=num_prompt_tokens, checksums=True
         )
@@ -181,7 +178,8 @@ class Player:
                 first = reply.first_token
                 copy.add(first.index, [first.token_id], [first.logprobs] if first.HasField("logprobs") else [])
                 copy.end(first.finish_reason, first.stop_reason)
-        await self.until(journey_id, "ended")
+                copy.changed.set()
+        await self.until(journey_id, Copy.has_ended)
         await self.release(journey_id)
         return copy
 
