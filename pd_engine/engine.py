@@ -14,12 +14,12 @@ from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout
 from pd_engine.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pd_engine.fingerprint import engine_fingerprint
-from pd_engine.model.checkpoint import stored_tensors
+from pd_engine.model.checkpoint import check_tensors, stored_tensors
 from pd_engine.model.config import ModelConfig, cache_layout
 from pd_engine.model.mla import LayerCache
 from pd_engine.model.mtp import Mtp
 from pd_engine.model.transformer import Transformer
-from pd_engine.model.weights import ModelWeights, checkpoint_dtype, load_weights, weights_bytes
+from pd_engine.model.weights import ModelWeights, checkpoint_dtype, load_weights, weights_size
 from pd_engine.settings import EngineSettings
 from pd_kernels.backend import OpsUnavailable, load_ops
 from pd_kernels.ops import Ops
@@ -90,16 +90,19 @@ class Engine:
         """
         started_s = time.monotonic()
         config = ModelConfig.load(path)
-        dtype = checkpoint_dtype(config, stored_tensors(path)) if settings.dtype == "auto" else settings.dtype
+        stored = stored_tensors(path)
+        check_tensors(config, stored)
+        dtype = checkpoint_dtype(config, stored) if settings.dtype == "auto" else settings.dtype
         with_mtp = max_speculate > 0 and config.has_mtp
         layout = cache_layout(config, dtype, settings.block_size, with_mtp)
         num_blocks = _num_blocks(layout, settings)
         max_context_length = _context_length(config, settings)
-        _check_memory(weights_bytes(path, config, dtype=dtype, with_mtp=with_mtp), num_blocks * layout.block_bytes)
+        _, num_weight_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)
+        _check_memory(num_weight_bytes, num_blocks * layout.block_bytes)
         ops = _load_ops(settings)
         engine = cls(
             config=config,
-            weights=load_weights(path, config, ops, dtype=dtype, with_mtp=with_mtp),
+            weights=load_weights(config, stored, ops, dtype=dtype, with_mtp=with_mtp),
             ops=ops,
             layout=layout,
             num_blocks=num_blocks,

@@ -91,9 +91,11 @@ def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> dict[
     """The tensors that the config calls for and that are there, by name.
 
     Raises:
-        FailedPrecondition: names are missing, unexpected or misshaped, or have a dtype that is not supported; all are
+        FailedPrecondition: the weights are in FP8, which is not supported yet; or names are missing, unexpected or misshaped, or have a dtype that is not supported; all are
             in the one message (at most `MAX_LISTED` of each kind by name).
     """
+    if config.weight_format == "fp8":
+        raise FailedPrecondition("quantization_config: FP8 weights are not supported yet; a BF16 checkpoint is needed")
     expected = checkpoint_tensors(config)
     missing = [name for name, spec in expected.items() if name not in stored and not spec.optional]
     unexpected = [name for name in stored if name not in expected and not name.endswith("rotary_emb.inv_freq")]

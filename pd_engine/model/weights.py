@@ -16,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pd_engine.cache.arena import TORCH_DTYPES
+from pd_engine.cache.layout import DTYPE_BYTES
 from pd_engine.errors import FailedPrecondition
-from pd_engine.model.checkpoint import StoredTensor, check_tensors, stored_tensors
+from pd_engine.model.checkpoint import StoredTensor
 from pd_engine.model.config import ModelConfig
-from pd_engine.model.tensors import EMBEDDING, FINAL_NORM, HEAD, TensorKind, TensorSpec, layer_prefix
+from pd_engine.model.tensors import EMBEDDING, FINAL_NORM, HEAD, TensorKind, checkpoint_tensors, layer_prefix
 from pd_kernels.ops import Ops, Packed
 
 
@@ -128,25 +129,24 @@ class WeightReader:
         return tensor
 
 
-def load_weights(path: Path, config: ModelConfig, ops: Ops, *, dtype: str, with_mtp: bool) -> ModelWeights:
-    """Reads and packs all weights, layer by layer, so that no more than one layer is in memory twice.
+def load_weights(
+    config: ModelConfig, stored: dict[str, StoredTensor], ops: Ops, *, dtype: str, with_mtp: bool
+) -> ModelWeights:
+    """Reads and packs all weights of a checked checkpoint, layer by layer, so that no more than one layer is in memory
+    twice.
 
     Args:
+        stored: passed `check_tensors`.
         dtype: "bf16" or "fp32", the engine's.
-        with_mtp: whether the MTP layer is loaded; if not, its tensors are still checked.
+        with_mtp: whether the MTP layer is loaded.
 
     Raises:
-        NotFound, InvalidArgument, FailedPrecondition: the weights are not there, broken, do not fit the config, or are
-            in a format that is not supported (FP8).
+        FailedPrecondition: a file cannot be read any more, or MTP's copies differ from the main model's tensors.
     """
-    if config.weight_format == "fp8":
-        raise FailedPrecondition("quantization_config: FP8 weights are not supported yet; a BF16 checkpoint is needed")
-    stored = stored_tensors(path)
-    present = check_tensors(config, stored)
+    num_parameters, num_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)
     with WeightReader(stored) as reader:
         loader = _Loader(config, ops, reader, TORCH_DTYPES[dtype])
         mtp = loader.mtp() if with_mtp else None
-        num_parameters, num_bytes = _size(config, present, TORCH_DTYPES[dtype], with_mtp)
         return ModelWeights(
             embedding_ZD=reader.read(EMBEDDING, TORCH_DTYPES[dtype]),
             layers=tuple(loader.layer(layer) for layer in range(config.num_hidden_layers)),
@@ -158,28 +158,24 @@ def load_weights(path: Path, config: ModelConfig, ops: Ops, *, dtype: str, with_
         )
 
 
-def weights_bytes(path: Path, config: ModelConfig, *, dtype: str, with_mtp: bool) -> int:
-    """Bytes of the weights in the engine's dtype, from the files' headers. Raises like `load_weights`."""
-    return _size(config, check_tensors(config, stored_tensors(path)), TORCH_DTYPES[dtype], with_mtp)[1]
-
-
 def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> str:
     """The engine's dtype where the settings say "auto": the config's, or else the one of the embedding."""
     name = config.dtype or {"F32": "float32"}.get(stored[EMBEDDING].dtype if EMBEDDING in stored else "", "bfloat16")
     return "fp32" if name == "float32" else "bf16"
 
 
-def _size(
-    config: ModelConfig, present: dict[str, TensorSpec], dtype: torch.dtype, with_mtp: bool
+def weights_size(
+    config: ModelConfig, stored: dict[str, StoredTensor], *, dtype: str, with_mtp: bool
 ) -> tuple[int, int]:
-    """(parameters, bytes) of what is loaded, MTP's copies not counted."""
+    """(parameters, bytes in the engine's dtype) of what is loaded, MTP's copies not counted."""
     num_parameters = num_bytes = 0
-    for spec in present.values():
-        if spec.kind is TensorKind.COPY or (spec.layer == config.num_hidden_layers and not with_mtp):
+    for name, spec in checkpoint_tensors(config).items():
+        left_out = spec.kind is TensorKind.COPY or (spec.layer == config.num_hidden_layers and not with_mtp)
+        if left_out or name not in stored:
             continue
         fp32 = spec.kind in (TensorKind.NORM, TensorKind.ROUTER_BIAS)
         num_parameters += spec.num_elements
-        num_bytes += spec.num_elements * (4 if fp32 else dtype.itemsize)
+        num_bytes += spec.num_elements * DTYPE_BYTES["fp32" if fp32 else dtype]
     return num_parameters, num_bytes
 
 
