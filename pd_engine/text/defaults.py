@@ -69,10 +69,14 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLimits:
-    """What a request must fit: tokens of context (prompt and generated), and ids of the model's vocabulary."""
+    """What a request must fit: tokens of context (prompt and generated), and ids of the model's vocabulary.
+
+    `context_name` says in errors what sets the first limit.
+    """
 
     max_context_length: int
     vocab_size: int
+    context_name: str = "the context"
 
 
 def check_prompt(prompt_ids: Sequence[int], limits: ModelLimits) -> None:
@@ -83,8 +87,8 @@ def check_prompt(prompt_ids: Sequence[int], limits: ModelLimits) -> None:
         raise InvalidArgument("the prompt must have at least one token")
     if len(prompt_ids) >= limits.max_context_length:
         raise InvalidArgument(
-            f"the prompt has {len(prompt_ids)} tokens; the context of {limits.max_context_length} tokens allows "
-            f"{limits.max_context_length - 1} at most"
+            f"the prompt has {len(prompt_ids)} tokens; {limits.context_name} of {limits.max_context_length} tokens "
+            f"allows {limits.max_context_length - 1} at most"
         )
     _check_ids("prompt token ids", prompt_ids, limits.vocab_size)
 
@@ -106,8 +110,8 @@ def resolve_sampling(
     assert room >= 1, (num_prompt_tokens, limits)
     if fields.max_tokens is not None and fields.max_tokens > room:
         raise InvalidArgument(
-            f"max_tokens must be at most {room} after a prompt of {num_prompt_tokens} tokens in a context of "
-            f"{limits.max_context_length}, got {fields.max_tokens}"
+            f"max_tokens must be at most {room} after a prompt of {num_prompt_tokens} tokens, as {limits.context_name} "
+            f"has {limits.max_context_length}, got {fields.max_tokens}"
         )
     _check_ids("stop_token_ids", fields.stop_token_ids, limits.vocab_size)
     return _combine(

@@ -24,6 +24,7 @@ class Tokenizer:
         vocab_size: ids that the tokenizer knows; a model's embedding may have more rows, which decode to nothing.
         bos_token_id: None if the checkpoint names no BOS.
         eos_token_ids: that end a request, from generation_config.json, else config.json, else the tokenizer.
+        max_token_chars: characters of the longest token, as it is written in tokenizer.json.
         adds_bos: whether a plain prompt gets the BOS unless the caller says otherwise.
     """
 
@@ -32,6 +33,7 @@ class Tokenizer:
         config = read_json_object(path / "tokenizer_config.json")
         special_tokens = special_token_strings(config, path)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_token_chars = max(len(self._tokenizer.id_to_token(i) or "") for i in range(self.vocab_size))
         self.bos_token_id = self._id_of(special_tokens.get("bos_token"))
         self.eos_token_ids = _eos_token_ids(path, self._id_of(special_tokens.get("eos_token")))
         self.adds_bos = self._adds_bos(config, path)

@@ -1,0 +1,64 @@
+"""Where journeys wait for room: in order of arrival, so that a large one is not passed by for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pd_engine.errors import InvalidArgument, NotFound, PdRelayError, Unavailable
+from pd_router.placement import Placement, PlacementRequest, Refusal, RefusalKind, place
+from pd_router.registry import Registry
+
+NO_WORKER_RETRY_MS = 1_000
+
+
+def refusal_error(refusal: Refusal) -> PdRelayError:
+    """What a client is told that is not kept waiting."""
+    if refusal.kind is RefusalKind.NEVER:
+        return InvalidArgument(f"the request can never be placed: {refusal.explain()}")
+    if refusal.kind is RefusalKind.UNKNOWN:
+        return NotFound(f"the request cannot be placed: {refusal.explain()}")
+    return Unavailable(f"the request cannot be placed: {refusal.explain()}", retry_after_ms=NO_WORKER_RETRY_MS)
+
+
+class RoomGate:
+    """Places journeys; one that finds no room waits, and those after it wait behind it."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._turn = asyncio.Lock()
+
+    async def place(self, request: PlacementRequest, *, recovery_wait_s: float) -> Placement:
+        """The pair for one attempt. The caller takes its blocks before it next awaits.
+
+        Args:
+            recovery_wait_s: how long to wait for a worker to become ready; 0: not at all.
+
+        Raises:
+            Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever. Lack of room raises nothing.
+        """
+        decision = place(request, self._registry.snapshot())
+        if isinstance(decision, Placement) and not self._turn.locked():
+            return decision
+        if isinstance(decision, Refusal):
+            self._check(decision, may_recover=recovery_wait_s > 0)
+        deadline_s = asyncio.get_running_loop().time() + recovery_wait_s
+        async with self._turn:
+            while True:
+                decision = place(request, self._registry.snapshot())
+                if isinstance(decision, Placement):
+                    return decision
+                remaining_s = deadline_s - asyncio.get_running_loop().time()
+                self._check(decision, may_recover=remaining_s > 0)
+                await self._wait(remaining_s if decision.kind is RefusalKind.NO_WORKER else None)
+
+    @staticmethod
+    def _check(refusal: Refusal, *, may_recover: bool) -> None:
+        if refusal.kind is RefusalKind.NO_ROOM or (refusal.kind is RefusalKind.NO_WORKER and may_recover):
+            return
+        raise refusal_error(refusal)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        try:
+            await asyncio.wait_for(self._registry.wait_change(), timeout_s)
+        except TimeoutError:
+            return

@@ -1,0 +1,182 @@
+"""The public gRPC service: messages to requests, results to messages. No decisions here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from grpc.aio import ServicerContext
+
+from pd_engine.contracts import api_pb2 as api
+from pd_engine.contracts import api_pb2_grpc
+from pd_engine.errors import InvalidArgument
+from pd_engine.sequence import SampledToken
+from pd_engine.text.chat import ChatMessage
+from pd_engine.text.defaults import SamplingFields
+from pd_router.dispatch import Dispatcher, Result
+from pd_router.request import PlacementWish, Preparer, Prompt, RawRequest, TextPrompt
+from pd_router.status import Status
+from pd_router.stream import Chunk
+
+SERVICE_NAME = api.DESCRIPTOR.services_by_name["PdRelay"].full_name
+MAX_ABORTS = 10_000
+
+Context = ServicerContext[Any, Any]
+
+
+class PdRelayService(api_pb2_grpc.PdRelayServicer):
+    def __init__(self, dispatcher: Dispatcher, preparer: Preparer, status: Status) -> None:
+        self._dispatcher = dispatcher
+        self._preparer = preparer
+        self._status = status
+
+    async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
+        check_known_fields(request)
+        self._dispatcher.admit()
+        prepared = await self._preparer.prepare(parse_request(request))
+        async with self._dispatcher.run(prepared) as running:
+            async for chunk in running.chunks():
+                if request.stream:
+                    yield api.GenerateResponse(request_id=prepared.request_id, chunk=chunk_message(chunk))
+            yield api.GenerateResponse(request_id=prepared.request_id, complete=complete_message(running.result()))
+
+    async def Abort(self, request: api.AbortRequest, context: Context) -> api.AbortResponse:
+        check_known_fields(request)
+        if len(request.request_ids) > MAX_ABORTS:
+            raise InvalidArgument(f"at most {MAX_ABORTS} request_ids are allowed, got {len(request.request_ids)}")
+        unknown = [request_id for request_id in request.request_ids if not self._dispatcher.abort(request_id)]
+        return api.AbortResponse(unknown_request_ids=unknown)
+
+    async def GetModelInfo(self, request: api.GetModelInfoRequest, context: Context) -> api.GetModelInfoResponse:
+        return self._status.model_info()
+
+    async def GetServerInfo(self, request: api.GetServerInfoRequest, context: Context) -> api.GetServerInfoResponse:
+        return self._status.server_info()
+
+    async def GetLoads(self, request: api.GetLoadsRequest, context: Context) -> api.GetLoadsResponse:
+        return self._status.loads()
+
+
+def check_known_fields(message: Message) -> None:
+    """A field that this server does not know would be dropped in silence.
+
+    Raises:
+        InvalidArgument: there is one, in the message or below it.
+    """
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise InvalidArgument(f"{message.DESCRIPTOR.name} has no field number {unknown[0].field_number}")
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            check_known_fields(part)
+
+
+def parse_request(request: api.GenerateRequest) -> RawRequest:
+    """Raises:
+    InvalidArgument: no prompt, or a field that cannot be right whatever the model.
+    """
+    kind = request.WhichOneof("input")
+    placement = request.placement
+    return RawRequest(
+        prompt=_parse_prompt(request, kind),
+        is_chat=kind == "chat",
+        sampling=parse_sampling(request.sampling_params),
+        request_id=request.request_id,
+        placement=PlacementWish(
+            prefill_worker=placement.prefill_worker,
+            decode_worker=placement.decode_worker,
+            bypass_prefix_cache=placement.bypass_prefix_cache,
+            report_block_checksums=placement.report_block_checksums,
+        ),
+        cache_salt=request.cache_salt,
+    )
+
+
+def _parse_prompt(request: api.GenerateRequest, kind: str | None) -> Prompt:
+    if kind == "text":
+        return TextPrompt(
+            text=request.text,
+            parse_special=request.parse_special_tokens,
+            add_bos=request.add_bos if request.HasField("add_bos") else None,
+        )
+    if request.parse_special_tokens or request.HasField("add_bos"):
+        raise InvalidArgument("parse_special_tokens and add_bos are for a prompt that is given as text")
+    if kind == "tokenized":
+        return tuple(request.tokenized.input_ids)
+    if kind == "chat":
+        return tuple(ChatMessage(message.role, message.content) for message in request.chat.messages)
+    raise InvalidArgument("a prompt is needed: one of tokenized, text or chat")
+
+
+def parse_sampling(params: api.SamplingParams) -> SamplingFields:
+    """Absent fields are None: a proto default is never a sampling default."""
+    if params.HasField("n") and params.n != 1:
+        raise InvalidArgument(f"n must be 1, got {params.n}: send a request for each choice")
+
+    def given(name: str) -> Any:
+        return getattr(params, name) if params.HasField(name) else None
+
+    return SamplingFields(
+        temperature=given("temperature"),
+        top_p=given("top_p"),
+        top_k=given("top_k"),
+        seed=given("seed"),
+        max_tokens=given("max_tokens"),
+        stop=tuple(params.stop),
+        stop_token_ids=tuple(params.stop_token_ids),
+        ignore_eos=given("ignore_eos"),
+        logprobs=given("logprobs"),
+        speculate=given("speculate"),
+    )
+
+
+def chunk_message(chunk: Chunk) -> api.GenerateStreamChunk:
+    return api.GenerateStreamChunk(
+        index=chunk.index,
+        token_ids=[token.token_id for token in chunk.tokens],
+        text=chunk.text,
+        logprobs=_logprobs(chunk.tokens),
+    )
+
+
+def complete_message(result: Result) -> api.GenerateComplete:
+    complete = api.GenerateComplete(
+        output_ids=[token.token_id for token in result.tokens],
+        text=result.text,
+        finish_reason=result.finish_reason.value,
+        usage=api.Usage(
+            prompt_tokens=len(result.request.prompt_ids),
+            completion_tokens=len(result.tokens),
+            cached_tokens=result.num_cached_tokens,
+        ),
+        seed=result.request.params.seed,
+        logprobs=_logprobs(result.tokens),
+        accepted_tokens=result.num_accepted,
+        drafted_tokens=result.num_drafted,
+        warnings=result.request.warnings,
+        stop_reason=result.stop_reason,
+    )
+    if result.handoff is not None:
+        complete.handoff.prefill_worker = result.handoff.prefill_worker
+        complete.handoff.decode_worker = result.handoff.decode_worker
+        complete.handoff.bytes = result.handoff.num_bytes
+        complete.handoff.transport = result.handoff.transport
+        complete.handoff.block_checksums.extend(result.handoff.block_checksums)
+    return complete
+
+
+def _logprobs(tokens: Sequence[SampledToken]) -> list[api.TokenLogprobs]:
+    return [
+        api.TokenLogprobs(
+            token_id=token.token_id,
+            logprob=token.logprobs.logprob,
+            top_token_ids=[token_id for token_id, _ in token.logprobs.top],
+            top_logprobs=[logprob for _, logprob in token.logprobs.top],
+        )
+        for token in tokens
+        if token.logprobs is not None
+    ]

@@ -1,0 +1,66 @@
+"""What the router counts, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pd_router.journey import Journey
+from pd_router.registry import Registry
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """Of one router; several may live in one process."""
+
+    def __init__(self, registry: Registry, num_running: Callable[[], int]) -> None:
+        self._collectors = CollectorRegistry()
+        collectors = self._collectors
+        self._requests = Counter("pd_relay_requests", "Requests by how they ended.", ["end"], registry=collectors)
+        self._attempts = Counter("pd_relay_retries", "Attempts after the first of a request.", registry=collectors)
+        self._prompt_tokens = Counter("pd_relay_prompt_tokens", "Tokens of prompts.", registry=collectors)
+        self._tokens = Counter("pd_relay_generated_tokens", "Tokens sent to clients.", registry=collectors)
+        self._drafted = Counter("pd_relay_drafted_tokens", "Draft tokens that were verified.", registry=collectors)
+        self._accepted = Counter("pd_relay_accepted_tokens", "Draft tokens that were accepted.", registry=collectors)
+        self._handoff_bytes = Counter("pd_relay_handoff_bytes", "Bytes of cache handed over.", registry=collectors)
+        self._first_token = Histogram(
+            "pd_relay_time_to_first_token_seconds",
+            "From admission to the first token.",
+            buckets=_SECONDS,
+            registry=collectors,
+        )
+        self._duration = Histogram(
+            "pd_relay_request_seconds", "From admission to the end.", buckets=_SECONDS, registry=collectors
+        )
+        Gauge("pd_relay_running_requests", "Requests in the system.", registry=collectors).set_function(num_running)
+        self._workers = Gauge("pd_relay_workers", "Workers by role and state.", ["role", "state"], registry=collectors)
+        self._blocks = Gauge("pd_relay_free_blocks", "Free blocks of a worker.", ["worker"], registry=collectors)
+        self._registry = registry
+
+    def note_first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
+
+    def note_end(self, journey: Journey, *, num_prompt_tokens: int, seconds: float) -> None:
+        self._requests.labels(journey.state.value).inc()
+        self._attempts.inc(max(0, journey.attempt - 1))
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._tokens.inc(len(journey.stream.tokens))
+        self._drafted.inc(journey.num_drafted)
+        self._accepted.inc(journey.num_accepted)
+        if journey.handoff is not None:
+            self._handoff_bytes.inc(journey.handoff.num_bytes)
+        self._duration.observe(seconds)
+
+    def text(self) -> bytes:
+        """The exposition, with the workers as they are now."""
+        self._workers.clear()
+        self._blocks.clear()
+        for (role, state), count in Tally((link.role, link.state) for link in self._registry.links()).items():
+            self._workers.labels(role.value, state.value).set(count)
+        for link in self._registry.links():
+            if link.loads is not None:
+                self._blocks.labels(link.worker_id).set(link.loads.num_blocks_free)
+        return generate_latest(self._collectors)

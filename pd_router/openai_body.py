@@ -1,0 +1,221 @@
+"""Bodies of OpenAI's completions and chat completions, parsed once: unknown fields are refused by name.
+
+Beyond OpenAI's own fields there are vLLM's `top_k`, `stop_token_ids`, `ignore_eos`, `request_id`, `cache_salt`,
+`return_token_ids`, and ours: `speculate`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pd_engine.errors import InvalidArgument
+from pd_engine.text.chat import ChatMessage
+from pd_engine.text.defaults import SamplingFields
+from pd_router.request import Prompt, RawRequest, TextPrompt
+
+DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions, as OpenAI documents it; chats go on to the end of the context
+MAX_LISTED_PROBLEMS = 5
+MAX_SHOWN_CHARS = 100
+
+# Fields of OpenAI's and vLLM's that change nothing with these values, and are not supported with others.
+NEUTRAL_VALUES: dict[str, list[Any]] = {
+    "best_of": [1],
+    "echo": [False],
+    "suffix": [""],
+    "presence_penalty": [0],
+    "frequency_penalty": [0],
+    "repetition_penalty": [1],
+    "min_p": [0],
+    "min_tokens": [0],
+    "logit_bias": [{}],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "parallel_tool_calls": [True, False],
+    "response_format": [{"type": "text"}],
+    "store": [False],
+    "metadata": [{}],
+    "service_tier": ["auto", "default"],
+    "skip_special_tokens": [True],
+}
+
+Body = TypeVar("Body", bound="OpenAIBody")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+
+
+class OpenAIBody(_Strict):
+    """What both kinds have."""
+
+    model: str | None = Field(None, description="the served model's name; absent: that one")
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    speculate: int | None = None
+    n: int | None = Field(None, description="1")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="taken and not used")
+    request_id: str | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = Field(None, description="choices carry token_ids, the first prompt_token_ids")
+
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingFields:
+        """Raises:
+        InvalidArgument: more than one choice.
+        """
+        if self.n not in (None, 1):
+            raise InvalidArgument(f"n must be 1, got {self.n}: send a request for each choice")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidArgument("stream_options is only for stream: true")
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingFields(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            speculate=self.speculate,
+        )
+
+
+class CompletionBody(OpenAIBody):
+    """POST /v1/completions."""
+
+    prompt: Any = Field(description="text, token ids, or a list of one of these")
+    logprobs: int | None = Field(None, description="how many of the most likely tokens to report")
+
+    def request(self) -> RawRequest:
+        """Raises:
+        InvalidArgument: the prompt is of no known shape, or an option is not supported.
+        """
+        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        return RawRequest(
+            prompt=_parse_prompt(self.prompt),
+            sampling=self.sampling(max_tokens=max_tokens, logprobs=self.logprobs),
+            request_id=self.request_id or "",
+            cache_salt=self.cache_salt or "",
+        )
+
+
+class Message(_Strict):
+    role: str
+    content: Any = Field(description="text, or a list of parts of type text")
+    name: str | None = Field(None, description="taken and not used")
+
+    def turn(self, index: int) -> ChatMessage:
+        return ChatMessage(self.role, _parse_content(self.content, f"messages.{index}.content"))
+
+
+class ChatBody(OpenAIBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def request(self) -> RawRequest:
+        """Raises:
+        InvalidArgument: a message has no text, or an option is not supported.
+        """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidArgument("top_logprobs is only for logprobs: true")
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return RawRequest(
+            prompt=tuple(message.turn(index) for index, message in enumerate(self.messages)),
+            is_chat=True,
+            sampling=self.sampling(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
+            request_id=self.request_id or "",
+            cache_salt=self.cache_salt or "",
+        )
+
+
+def parse_body(kind: type[Body], data: bytes) -> Body:
+    """Raises:
+    InvalidArgument: it is not JSON in UTF-8, or fields are unknown, missing or of another type; all are named.
+    """
+    try:
+        loose = _Loose.model_validate_json(data)
+    except ValidationError as error:
+        raise InvalidArgument(f"the body must be a JSON object in UTF-8: {_short(error.errors()[0]['msg'])}") from None
+    fields = dict(loose.model_extra or {})
+    for name, allowed in NEUTRAL_VALUES.items():
+        if name in fields and name not in kind.model_fields:
+            value = fields.pop(name)
+            if value is not None and not _is_one_of(value, allowed):
+                raise InvalidArgument(f"{name} is not supported, only its default; got {_short(value)}")
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        problems = error.errors()[:MAX_LISTED_PROBLEMS]
+        raise InvalidArgument("; ".join(_explain(kind, problem) for problem in problems)) from None
+
+
+def _is_one_of(value: Any, allowed: list[Any]) -> bool:
+    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in allowed)
+
+
+class _Loose(BaseModel):
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+
+def _explain(kind: type[BaseModel], problem: Any) -> str:
+    path = [str(part) for part in problem["loc"]]
+    name = _short(".".join(path), quote=False)
+    if problem["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(path[-1], kind.model_fields, n=1) if len(path) == 1 else []
+        return f"unknown field {name}" + (f"; did you mean {close[0]}?" if close else "")
+    if problem["type"] == "missing":
+        return f"{name} is missing"
+    return f"{name}: {problem['msg']}, got {_short(problem['input'])}"
+
+
+def _short(value: Any, *, quote: bool = True) -> str:
+    text = repr(value) if quote and not isinstance(value, str) else str(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+def _parse_prompt(prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        return TextPrompt(text=prompt)
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        return _parse_prompt(prompt[0])
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        return tuple(prompt)
+    if isinstance(prompt, list) and len(prompt) > 1 and all(isinstance(item, str | list) for item in prompt):
+        raise InvalidArgument(f"one prompt a request is supported, got {len(prompt)}: send a request for each")
+    raise InvalidArgument(f"prompt must be text or a list of token ids, and not empty, got {_short(prompt)}")
+
+
+def _parse_content(content: Any, name: str) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_parse_part(part, f"{name}.{index}") for index, part in enumerate(content))
+    raise InvalidArgument(f"{name} must be text or a list of parts of type text, got {_short(content)}")
+
+
+def _parse_part(part: Any, name: str) -> str:
+    if isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text":
+        text = part["text"]
+        if isinstance(text, str):
+            return text
+    raise InvalidArgument(f'{name} must be {{"type": "text", "text": ...}}, got {_short(part)}')

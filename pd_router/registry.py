@@ -1,0 +1,190 @@
+"""All workers that this router knows: who may join, who is ready, and what placement sees of them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Sequence
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.errors import FailedPrecondition, InvalidArgument
+from pd_router.link import LinkState, Role, WorkerEndpoint, WorkerLink
+from pd_router.placement import Snapshot, WorkerView
+
+IDENTITY_FIELDS = ("fingerprint", "layout_version", "block_size", "bytes_per_token", "dtype")
+CONNECT_TIMEOUT_S = 5.0
+
+
+def check_endpoint(endpoint: WorkerEndpoint, info: pb.WorkerInfo) -> None:
+    """Raises:
+    FailedPrecondition: somebody else answers at this address.
+    """
+    for field, expected in (("worker_id", endpoint.worker_id), ("role", endpoint.role)):
+        found = getattr(info, field)
+        if found != expected:
+            raise FailedPrecondition(
+                f"worker {endpoint.worker_id} at {endpoint.address}: its {field} is {found!r}, expected {expected!r}"
+            )
+
+
+def check_agreement(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> None:
+    """Workers that hand over to each other must hold the same model in the same layout.
+
+    Raises:
+        FailedPrecondition: a field differs from another worker's; both values are named.
+    """
+    for other in others:
+        for field in IDENTITY_FIELDS:
+            ours, theirs = getattr(info, field), getattr(other, field)
+            if ours != theirs:
+                raise FailedPrecondition(
+                    f"worker {info.worker_id} is refused: its {field} is {ours!r}, worker {other.worker_id} has "
+                    f"{theirs!r}"
+                )
+
+
+class Registry:
+    """Attributes:
+    router_id: names this life of this router to workers.
+    """
+
+    def __init__(self, *, secret: str, lease_ms: int) -> None:
+        self.router_id = secrets.token_hex(16)
+        self._secret = secret
+        self._renew_interval_s = lease_ms / 3 / 1000
+        self._links: dict[str, WorkerLink] = {}
+        self._change = asyncio.Event()
+
+    async def set_workers(self, endpoints: Sequence[WorkerEndpoint]) -> None:
+        """From now on these are the workers: new ones are connected, missing ones dropped.
+
+        Returns once every one has answered or a bound has passed. Those that have not are tried again and again, as
+        are those that were refused.
+
+        Raises:
+            InvalidArgument: two workers have one id, or a role does not exist; nothing was changed.
+            FailedPrecondition: some do not fit the others, which are in use; both values are named.
+        """
+        wanted = {endpoint.worker_id: endpoint for endpoint in endpoints}
+        if len(wanted) != len(endpoints):
+            raise InvalidArgument("every worker id must be given once")
+        for endpoint in endpoints:
+            if endpoint.role not in {role.value for role in Role}:
+                raise InvalidArgument(f"worker {endpoint.worker_id}: role must be prefill or decode")
+        dropped = [link for link in self._links.values() if wanted.get(link.worker_id) != link.endpoint]
+        for link in dropped:
+            del self._links[link.worker_id]
+        for endpoint in endpoints:
+            if endpoint.worker_id not in self._links:
+                self._links[endpoint.worker_id] = self._connect(endpoint)
+        self._changed()
+        await asyncio.gather(*(link.close() for link in dropped))
+        waits = [asyncio.create_task(link.settled.wait()) for link in self._links.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=CONNECT_TIMEOUT_S)
+            for wait in late:
+                wait.cancel()
+        refused = [link.error for link in self._links.values() if link.state is LinkState.REFUSED and link.error]
+        if refused:
+            raise FailedPrecondition("; ".join(error.message for error in refused))
+
+    async def close(self) -> None:
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(link.close() for link in links))
+
+    def links(self, role: Role | None = None) -> list[WorkerLink]:
+        return [link for link in self._links.values() if role is None or link.role is role]
+
+    def link(self, worker_id: str) -> WorkerLink | None:
+        return self._links.get(worker_id)
+
+    @property
+    def serving(self) -> bool:
+        """Whether both pools have a ready worker."""
+        return all(any(link.state is LinkState.READY for link in self.links(role)) for role in Role)
+
+    @property
+    def identity(self) -> pb.WorkerInfo | None:
+        """Of some worker, a present one if there is any; those agree on `IDENTITY_FIELDS`."""
+        known = [link.info for link in [*self._members(), *self._links.values()] if link.info is not None]
+        return known[0] if known else None
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block; 1 before any worker has joined, as nothing can be placed then."""
+        return self.identity.block_size if self.identity is not None else 1
+
+    @property
+    def max_context_length(self) -> int | None:
+        """Tokens that every worker takes, None before the first has joined."""
+        return min((link.info.max_context_length for link in self._links.values() if link.info), default=None)
+
+    @property
+    def num_decode_slots(self) -> int | None:
+        """Tokens that the largest decode worker can hold, None before the first has joined."""
+        infos = [link.info for link in self.links(Role.DECODE) if link.info is not None]
+        return max((info.num_blocks_total * info.block_size for info in infos), default=None)
+
+    @property
+    def max_speculate(self) -> int:
+        """Draft tokens a step that every worker can do; 0 before the first has joined."""
+        return min((link.info.max_speculate for link in self._links.values() if link.info), default=0)
+
+    async def wait_change(self) -> None:
+        """Until a worker has reported, come or gone, or room may have become free."""
+        await self._change.wait()
+
+    def note_room(self) -> None:
+        """A journey has left its workers."""
+        self._changed()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            prefill=tuple(_prefill_view(link) for link in self.links(Role.PREFILL)),
+            decode=tuple(_decode_view(link) for link in self.links(Role.DECODE)),
+        )
+
+    def _connect(self, endpoint: WorkerEndpoint) -> WorkerLink:
+        return WorkerLink(
+            endpoint,
+            router_id=self.router_id,
+            secret=self._secret,
+            renew_interval_s=self._renew_interval_s,
+            check=self._check,
+            on_change=self._changed,
+        )
+
+    def _check(self, link: WorkerLink, info: pb.WorkerInfo) -> None:
+        check_endpoint(link.endpoint, info)
+        check_agreement(info, [other.info for other in self._members() if other is not link and other.info])
+
+    def _members(self) -> list[WorkerLink]:
+        return [link for link in self._links.values() if link.state in (LinkState.READY, LinkState.DRAINING)]
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+
+def _prefill_view(link: WorkerLink) -> WorkerView:
+    num_blocks = link.info.num_blocks_total if link.info is not None else 0
+    return WorkerView(
+        worker_id=link.worker_id,
+        ready=link.state is LinkState.READY,
+        has_room=link.has_room,
+        num_queued_tokens=link.num_queued_tokens,
+        num_blocks_free=num_blocks,
+        num_blocks_total=num_blocks,
+    )
+
+
+def _decode_view(link: WorkerLink) -> WorkerView:
+    loads = link.loads if link.loads is not None else pb.LoadsReply()
+    return WorkerView(
+        worker_id=link.worker_id,
+        ready=link.state is LinkState.READY,
+        has_room=link.has_room,
+        num_sequences=max(len(link.passengers), loads.num_running + loads.num_waiting + loads.num_leases),
+        num_blocks_free=max(0, loads.num_blocks_free - link.num_assigned_blocks),
+        num_blocks_total=link.info.num_blocks_total if link.info is not None else 0,
+    )

@@ -1,0 +1,156 @@
+"""A request as the doors hand it on: checked, tokenized, its sampling fixed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pd_engine.errors import InvalidArgument
+from pd_engine.sampling.params import SamplingParams
+from pd_engine.text.chat import ChatMessage
+from pd_engine.text.defaults import (
+    GenerationDefaults,
+    ModelLimits,
+    SamplingFields,
+    check_prompt,
+    resolve_sampling,
+)
+from pd_engine.text.tokenizer import Tokenizer
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_SALT_CHARS = 256
+MAX_MESSAGES = 4096
+MAX_CHARS_INLINE = 4_000  # longer texts are tokenized in a thread: about 2 ms of the event loop
+_REQUEST_ID = re.compile(r"[\x21-\x7e]+")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementWish:
+    """For verification and drills; the default places freely."""
+
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    bypass_prefix_cache: bool = False
+    report_block_checksums: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextPrompt:
+    """A completion's prompt. `parse_special`: special tokens in it are control; `add_bos` None: as the checkpoint."""
+
+    text: str
+    parse_special: bool = False
+    add_bos: bool | None = None
+
+
+Prompt = TextPrompt | tuple[ChatMessage, ...] | tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawRequest:
+    """What a client asked for. An empty `request_id` gets a random one."""
+
+    prompt: Prompt
+    is_chat: bool = False
+    sampling: SamplingFields = field(default_factory=SamplingFields)
+    request_id: str = ""
+    placement: PlacementWish = PlacementWish()
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What the system runs."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    ending_ids: frozenset[int]
+    placement: PlacementWish
+    cache_salt: str
+    warnings: tuple[str, ...] = field(default=())
+
+
+class Preparer:
+    """Makes requests of what clients send. Every error is InvalidArgument and names the field."""
+
+    def __init__(self, tokenizer: Tokenizer, defaults: GenerationDefaults, limits: Callable[[], ModelLimits]) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._limits = limits
+
+    async def prepare(self, raw: RawRequest) -> Request:
+        """Raises:
+        InvalidArgument: something in the request is out of range, malformed or too long.
+        """
+        request_id = _check_request_id(raw.request_id) if raw.request_id else new_request_id()
+        if len(raw.cache_salt) > MAX_SALT_CHARS:
+            raise InvalidArgument(f"cache_salt has at most {MAX_SALT_CHARS} characters, got {len(raw.cache_salt)}")
+        limits = self._limits()
+        prompt_ids = await self.tokenize(raw.prompt, is_chat=raw.is_chat)
+        check_prompt(prompt_ids, limits)
+        params = resolve_sampling(
+            raw.sampling, self._defaults, limits, num_prompt_tokens=len(prompt_ids), request_id=request_id
+        )
+        return Request(
+            request_id=request_id,
+            prompt_ids=tuple(prompt_ids),
+            params=params,
+            ending_ids=params.ending_ids(self._tokenizer.eos_token_ids),
+            placement=raw.placement,
+            cache_salt=raw.cache_salt,
+            warnings=tuple(self._tokenizer.prompt_warnings(prompt_ids)),
+        )
+
+    async def tokenize(self, prompt: Prompt, *, is_chat: bool) -> list[int]:
+        """Raises:
+        InvalidArgument: an empty prompt, one that is surely too long, or text that cannot be tokenized.
+        """
+        if isinstance(prompt, TextPrompt):
+            if not prompt.text:
+                raise InvalidArgument("the prompt must not be empty")
+            self._check_num_chars(len(prompt.text))
+            text, special, bos = prompt.text, prompt.parse_special, prompt.add_bos
+            return await _off_loop(
+                lambda: self._tokenizer.encode(text, parse_special=special, add_bos=bos), len(prompt.text)
+            )
+        if not is_chat:
+            return [token for token in prompt if isinstance(token, int)]
+        messages = [message for message in prompt if isinstance(message, ChatMessage)]
+        if len(messages) > MAX_MESSAGES:
+            raise InvalidArgument(f"at most {MAX_MESSAGES} messages are allowed, got {len(messages)}")
+        num_chars = sum(len(message.content) for message in messages)
+        self._check_num_chars(num_chars)
+        return await _off_loop(lambda: self._tokenizer.chat_ids(messages), num_chars)
+
+    def _check_num_chars(self, num_chars: int) -> None:
+        """Before time is spent on it: no token has more characters than the longest of the vocabulary."""
+        max_chars = self._limits().max_context_length * self._tokenizer.max_token_chars
+        if num_chars > max_chars:
+            raise InvalidArgument(
+                f"the prompt has {num_chars} characters; the context of {self._limits().max_context_length} tokens "
+                f"cannot hold more than {max_chars}"
+            )
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(16)
+
+
+def _check_request_id(request_id: str) -> str:
+    if len(request_id) > MAX_REQUEST_ID_CHARS or not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidArgument(
+            f"request_id must be 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without blanks, "
+            f"got {request_id[:64]!r}"
+        )
+    return request_id
+
+
+async def _off_loop(work: Callable[[], T], num_chars: int) -> T:
+    return work() if num_chars <= MAX_CHARS_INLINE else await asyncio.to_thread(work)

@@ -1,0 +1,148 @@
+"""Runs one journey, attempt after attempt, and releases everything when it has ended, whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
+from pd_router.attempt import Attempt, AttemptFailure
+from pd_router.gate import RoomGate
+from pd_router.journey import Journey
+from pd_router.link import Role, WorkerLink
+from pd_router.placement import Placement, PlacementRequest
+from pd_router.registry import Registry
+from pd_router.request import Request
+from pd_router.stream import Chunk
+
+log = logging.getLogger(__name__)
+
+RECOVERY_WAIT_S = 30.0  # that a journey with a failed attempt waits for a worker to come back, within its time
+
+
+class JourneyRunner:
+    """Args:
+    speculate: draft tokens a step.
+    emit: called with every chunk, in order, from the event loop.
+    timeout_s: of the whole journey.
+    handoff_wait_s: how long a decode worker may still finish a handoff whose prefill call has broken.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        journey: Journey,
+        *,
+        registry: Registry,
+        gate: RoomGate,
+        speculate: int,
+        emit: Callable[[Chunk], None],
+        timeout_s: float,
+        handoff_wait_s: float,
+    ) -> None:
+        self.journey = journey
+        self._request = request
+        self._registry = registry
+        self._gate = gate
+        self._speculate = speculate
+        self._emit = emit
+        self._timeout_s = timeout_s
+        self._handoff_wait_s = handoff_wait_s
+        self._end_s = 0.0
+        self._failed_workers: set[str] = set()
+        self._preferred_decode = ""
+        self._unreleased: dict[WorkerLink, int] = {}  # by link, the last attempt there
+
+    async def run(self) -> None:
+        """Returns when the journey has ended."""
+        self._end_s = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not self.journey.ended:
+                    await self._attempt()
+        except TimeoutError:
+            self.journey.give_up(DeadlineExceeded(f"the request did not end within {self._timeout_s:g} s"))
+        except asyncio.CancelledError:
+            self.journey.cancel()
+            raise
+        except Exception as error:  # a bug in one journey must neither end the router nor leak
+            log.exception("journey %s", self.journey.journey_id)
+            self.journey.give_up(Internal(f"the router failed: {type(error).__name__}"))
+        finally:
+            assert self.journey.ended, self.journey.state
+            self._release_all_but("")
+            self._registry.note_room()
+
+    async def _attempt(self) -> None:
+        self._release_all_but(self._preferred_decode)
+        wanted = self._placement_request()
+        try:
+            placement = await self._gate.place(
+                wanted, recovery_wait_s=RECOVERY_WAIT_S if self.journey.num_failures else 0.0
+            )
+        except PdRelayError as error:
+            self.journey.give_up(error)
+            return
+        attempt, links = self._begin(placement, wanted)
+        self._unreleased.update(dict.fromkeys(links, attempt.number))
+        log.debug("journey %s, attempt %d: %s", self.journey.journey_id, attempt.number, placement.explain())
+        failure = await attempt.run()
+        if failure is not None:
+            self._learn(failure, attempt.number, placement)
+
+    def _begin(self, placement: Placement, wanted: PlacementRequest) -> tuple[Attempt, list[WorkerLink]]:
+        prefill = self._registry.link(placement.prefill_worker)
+        decode = None if placement.decode_worker is None else self._registry.link(placement.decode_worker)
+        assert prefill is not None, placement.prefill_worker
+        attempt = Attempt(
+            self._request,
+            self.journey,
+            prefill=prefill,
+            decode=decode,
+            speculate=self._speculate,
+            num_decode_blocks=wanted.num_decode_blocks,
+            emit=self._emit,
+            remaining_ms=self._remaining_ms,
+            handoff_wait_s=self._handoff_wait_s,
+        )
+        return attempt, [link for link in (prefill, decode) if link is not None]
+
+    def _learn(self, failure: AttemptFailure, number: int, placement: Placement) -> None:
+        """What the next placement should know of this one."""
+        culprit = failure.culprit
+        log.info(
+            "journey %s, attempt %d failed at %s: %s",
+            self.journey.journey_id,
+            number,
+            culprit.worker_id,
+            failure.error.message,
+        )
+        if culprit.has_room:
+            self._failed_workers.add(culprit.worker_id)
+        # The decode worker keeps what was verified: the next attempt takes its lease over.
+        self._preferred_decode = (placement.decode_worker or "") if culprit.role is Role.PREFILL else ""
+
+    def _placement_request(self) -> PlacementRequest:
+        request = self._request
+        num_emitted = len(self.journey.stream.tokens)
+        num_tokens = len(request.prompt_ids) + num_emitted
+        num_slots = len(request.prompt_ids) + request.params.max_tokens + self._speculate
+        last_token_only = request.params.max_tokens - num_emitted == 1
+        block_size = self._registry.block_size
+        return PlacementRequest(
+            num_tokens=num_tokens,
+            num_prefill_blocks=-(-num_tokens // block_size),
+            num_decode_blocks=0 if last_token_only else -(-num_slots // block_size),
+            pinned_prefill=request.placement.prefill_worker,
+            pinned_decode=request.placement.decode_worker,
+            avoided=frozenset(self._failed_workers),
+            preferred_decode=self._preferred_decode,
+        )
+
+    def _release_all_but(self, worker_id: str) -> None:
+        for link in [link for link in self._unreleased if link.worker_id != worker_id]:
+            link.release(self.journey.journey_id, self._unreleased.pop(link), self.journey.state.value)
+
+    def _remaining_ms(self) -> int:
+        return max(1, round((self._end_s - asyncio.get_running_loop().time()) * 1000))

@@ -1,0 +1,145 @@
+"""The router as a whole: its doors, its workers, and how it starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from pd_engine.contracts import api_pb2_grpc
+from pd_engine.service.server import Health, add_reflection, bind, build_server
+from pd_engine.settings import Settings
+from pd_router.dispatch import Dispatcher, DispatchSettings
+from pd_router.grpc_door import SERVICE_NAME, PdRelayService
+from pd_router.http_server import HttpServer
+from pd_router.link import WorkerEndpoint
+from pd_router.metrics import Metrics
+from pd_router.model_info import ModelInfo
+from pd_router.openai import HttpDoor
+from pd_router.registry import Registry
+from pd_router.request import Preparer
+from pd_router.status import Status
+
+__all__ = ["Router", "RouterAddresses", "WorkerEndpoint"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_DRAIN_S = 1.0
+GRPC_GRACE_S = 1.0
+HANDOFF_MARGIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAddresses:
+    """Each "host:port"."""
+
+    grpc: str
+    http: str
+
+
+class Router:
+    """Serves one model over gRPC and HTTP. It needs workers to be of use: `set_workers`.
+
+    Args:
+        secret: of the cluster; every call to a worker carries it.
+
+    Raises:
+        NotFound, InvalidArgument: the model's files are missing or broken.
+    """
+
+    def __init__(self, settings: Settings, *, secret: str) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._model = ModelInfo.load(settings)
+        self._started = False
+
+    async def start(self) -> RouterAddresses:
+        """Opens the doors; health is NOT_SERVING until both pools have a ready worker.
+
+        Raises:
+            InvalidArgument: an address cannot be bound.
+        """
+        assert not self._started, "a router starts once"
+        self._started = True
+        self._registry = Registry(secret=self._secret, lease_ms=self._settings.transfer.lease_ms)
+        self._metrics = Metrics(self._registry, lambda: self._dispatcher.num_running)
+        self._dispatcher = Dispatcher(
+            self._dispatch_settings(),
+            registry=self._registry,
+            tokenizer=self._model.tokenizer,
+            metrics=self._metrics,
+        )
+        self._preparer = Preparer(
+            self._model.tokenizer, self._model.defaults, lambda: self._model.limits(self._registry)
+        )
+        host = self._settings.router.host
+        self._grpc, grpc_port = await self._open_grpc(host)
+        try:
+            self._http = HttpServer(self._http_door().app, host, self._settings.router.http_port)
+        except BaseException:
+            await self._grpc.stop(None)
+            raise
+        self._http.start()
+        self._health_task = asyncio.create_task(self._follow_health(), name="health")
+        return RouterAddresses(grpc=f"{host}:{grpc_port}", http=f"{host}:{self._http.port}")
+
+    async def set_workers(self, endpoints: Sequence[WorkerEndpoint]) -> None:
+        """All the workers there are, now; see `Registry.set_workers`."""
+        await self._registry.set_workers(endpoints)
+
+    async def stop(self, drain_s: float = DEFAULT_DRAIN_S) -> None:
+        """Takes nothing new, lets running requests end for `drain_s`, cancels the rest and releases all they hold."""
+        if not self._started:
+            return
+        self._health_task.cancel()
+        await self._health.set_serving(False)
+        await self._dispatcher.stop(drain_s)
+        await asyncio.gather(self._grpc.stop(GRPC_GRACE_S), self._http.stop())
+        await self._registry.close()
+
+    async def _open_grpc(self, host: str) -> tuple[grpc.aio.Server, int]:
+        server = build_server(secret=None)
+        status = Status(
+            self._model,
+            self._registry,
+            cluster=self._settings.cluster.name,
+            num_running=lambda: self._dispatcher.num_running,
+        )
+        api_pb2_grpc.add_PdRelayServicer_to_server(PdRelayService(self._dispatcher, self._preparer, status), server)
+        self._health = Health(server, [SERVICE_NAME])
+        add_reflection(server, [SERVICE_NAME])
+        port = bind(server, host, self._settings.router.grpc_port)
+        await server.start()
+        await self._health.set_serving(False)
+        return server, port
+
+    def _http_door(self) -> HttpDoor:
+        return HttpDoor(
+            dispatcher=self._dispatcher,
+            preparer=self._preparer,
+            model=self._model,
+            registry=self._registry,
+            metrics=self._metrics,
+        )
+
+    async def _follow_health(self) -> None:
+        serving = False
+        while True:
+            if self._registry.serving != serving:
+                serving = self._registry.serving
+                await self._health.set_serving(serving)
+                log.info("serving" if serving else "not serving: a pool has no ready worker")
+            await self._registry.wait_change()
+
+    def _dispatch_settings(self) -> DispatchSettings:
+        settings = self._settings
+        return DispatchSettings(
+            max_running_requests=settings.router.max_running_requests,
+            max_attempts=settings.router.max_attempts,
+            timeout_s=settings.router.request_timeout_ms / 1000,
+            handoff_wait_s=settings.transfer.lease_ms / 1000 + HANDOFF_MARGIN_S,
+            speculate=settings.decode.speculate,
+        )

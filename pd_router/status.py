@@ -1,0 +1,102 @@
+"""What the router says of itself, its model and its workers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+from pd_engine.contracts import api_pb2 as api
+from pd_engine.contracts import worker_pb2 as pb
+from pd_router.link import WorkerLink
+from pd_router.model_info import ModelInfo
+from pd_router.registry import Registry
+
+DISTRIBUTION = "pd-relay"
+SERVER_TYPE = "pd-relay-router"
+
+
+class Status:
+    def __init__(self, model: ModelInfo, registry: Registry, *, cluster: str, num_running: Callable[[], int]) -> None:
+        self._model = model
+        self._registry = registry
+        self._cluster = cluster
+        self._num_running = num_running
+        self._begun_s = time.monotonic()
+        self._process = psutil.Process()
+
+    def model_info(self) -> api.GetModelInfoResponse:
+        """Fingerprint, dtype and the like come from the workers, and are empty before the first has joined."""
+        identity = self._registry.identity or pb.WorkerInfo()
+        limits = self._model.limits(self._registry)
+        return api.GetModelInfoResponse(
+            model_path=str(self._model.path),
+            served_model_name=self._model.served_name,
+            architecture="DeepseekV3ForCausalLM",
+            max_context_length=limits.max_context_length,
+            vocab_size=limits.vocab_size,
+            dtype=identity.dtype,
+            num_parameters=identity.num_parameters,
+            fingerprint=identity.fingerprint,
+            block_size=identity.block_size,
+            bytes_per_token=identity.bytes_per_token,
+            num_draft_layers=self._model.config.num_nextn_predict_layers,
+            eos_token_ids=self._model.tokenizer.eos_token_ids,
+        )
+
+    def server_info(self) -> api.GetServerInfoResponse:
+        return api.GetServerInfoResponse(
+            version=importlib.metadata.version(DISTRIBUTION),
+            server_type=SERVER_TYPE,
+            uptime_seconds=time.monotonic() - self._begun_s,
+            active_requests=self._num_running(),
+            workers=[_worker_status(link) for link in self._registry.links()],
+            router_rss_bytes=self._process.memory_info().rss,
+            router_pid=os.getpid(),
+            cluster=self._cluster,
+        )
+
+    def loads(self) -> api.GetLoadsResponse:
+        """Of the workers that report at present."""
+        return api.GetLoadsResponse(
+            loads=[
+                api.WorkerLoad(
+                    worker_id=link.worker_id,
+                    num_running=link.loads.num_running,
+                    num_waiting=link.loads.num_waiting,
+                    num_blocks_free=link.loads.num_blocks_free,
+                    num_blocks_total=link.loads.num_blocks_total,
+                    queued_prefill_tokens=link.loads.queued_prefill_tokens,
+                    num_leases=link.loads.num_leases,
+                    num_pins=link.loads.num_pins,
+                )
+                for link in self._registry.links()
+                if link.loads is not None
+            ]
+        )
+
+
+def _worker_status(link: WorkerLink) -> api.WorkerStatus:
+    info = link.info or pb.WorkerInfo()
+    loads = link.loads or pb.LoadsReply()
+    return api.WorkerStatus(
+        id=link.worker_id,
+        role=link.role.value,
+        pid=info.pid,
+        host=info.host,
+        address=link.endpoint.address,
+        epoch=info.epoch,
+        state=link.state.value,
+        num_blocks_total=info.num_blocks_total,
+        num_blocks_free=loads.num_blocks_free,
+        num_running=loads.num_running,
+        num_waiting=loads.num_waiting,
+        rss_bytes=loads.rss_bytes,
+        weights_bytes=info.weights_bytes,
+        arena_bytes=info.arena_bytes,
+        ops_backend=info.ops_backend,
+        load_seconds=info.load_seconds,
+    )

@@ -1,0 +1,109 @@
+"""The tokens of one choice: each index once, in order, with their text, up to where the choice ends. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pd_engine.errors import DataLoss
+from pd_engine.sequence import FinishReason, SampledToken
+from pd_engine.text.output import OutputText
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens that are new, the first of which has `index`; `text` is what can be shown now and may lag behind."""
+
+    index: int
+    tokens: tuple[SampledToken, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """Why a choice ended. `stop_reason` is the stop string, or the ending token's id in decimal, or empty."""
+
+    finish_reason: FinishReason
+    stop_reason: str = ""
+
+
+class TokenStream:
+    """Puts what arrives from several workers and attempts into the one stream that the client sees.
+
+    The end is decided here, by the rule of `Sequence.finish_reason` and the stop strings; where a token ends the
+    choice in several ways, a stop string counts before an ending token, and that before the length.
+
+    Attributes:
+        tokens: sent so far, index by index.
+        text: shown so far.
+        end: why it has ended, None while it goes on.
+    """
+
+    def __init__(self, *, text: OutputText, ending_ids: frozenset[int], max_tokens: int) -> None:
+        self.tokens: list[SampledToken] = []
+        self.text = ""
+        self.end: StreamEnd | None = None
+        self._output = text
+        self._ending_ids = ending_ids
+        self._max_tokens = max_tokens
+        self._ahead: dict[int, SampledToken] = {}
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token_id for token in self.tokens]
+
+    def push(self, index: int, tokens: Sequence[SampledToken]) -> Chunk | None:
+        """Takes the tokens from `index` on; those that came before are dropped, those that came too early wait.
+
+        Raises:
+            DataLoss: another token was sent at an index, or the index cannot be.
+        """
+        if self.end is not None:
+            return None
+        if index + len(tokens) > self._max_tokens:
+            raise DataLoss(f"a token at index {index + len(tokens) - 1}, but max_tokens is {self._max_tokens}")
+        for offset, token in enumerate(tokens):
+            self._check_same(index + offset, token)
+            if index + offset >= len(self.tokens):
+                self._ahead.setdefault(index + offset, token)
+        return self._advance()
+
+    def restart(self) -> None:
+        """Another attempt takes over after the last token that was sent."""
+        self._ahead.clear()
+
+    def finish_text(self) -> str:
+        """What was held back, for a choice that ends without an end of its own (cancelled)."""
+        rest = self._output.finish()
+        self.text += rest
+        return rest
+
+    def _check_same(self, index: int, token: SampledToken) -> None:
+        known = self.tokens[index] if index < len(self.tokens) else self._ahead.get(index, token)
+        if known.token_id != token.token_id:
+            raise DataLoss(f"token {token.token_id} at index {index}, where {known.token_id} came before")
+
+    def _advance(self) -> Chunk | None:
+        first = len(self.tokens)
+        text = ""
+        while self.end is None and (token := self._ahead.pop(len(self.tokens), None)) is not None:
+            self.tokens.append(token)
+            delta = self._output.push(token.token_id)
+            text += delta.text
+            self.end = self._end_after(token, delta.stop_reason)
+        if len(self.tokens) == first:
+            return None
+        if self.end is not None:
+            self._ahead.clear()
+            text += self._output.finish()
+        self.text += text
+        return Chunk(first, tuple(self.tokens[first:]), text)
+
+    def _end_after(self, token: SampledToken, stop_string: str | None) -> StreamEnd | None:
+        if stop_string is not None:
+            return StreamEnd(FinishReason.STOP, stop_string)
+        if token.token_id in self._ending_ids:
+            return StreamEnd(FinishReason.STOP, str(token.token_id))
+        if len(self.tokens) >= self._max_tokens:
+            return StreamEnd(FinishReason.LENGTH)
+        return None

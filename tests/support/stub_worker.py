@@ -1,0 +1,371 @@
+"""Workers that speak the internal services with a toy model in place of a real one, and faults to order.
+
+The toy's next token is a hash of all tokens before it, so that a stream which was resumed, retried or mixed up is
+told from the right one. A decode stub learns from the source that it was told of when the prompt is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import zlib
+from array import array
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.contracts import worker_pb2_grpc
+from pd_engine.errors import Gone, PdRelayError, ResourceExhausted, Unavailable
+from pd_engine.service.client import connect, kv_source_stub
+from pd_engine.service.server import bind, build_server
+
+VOCAB_SIZE = 4096
+FIRST_ID = 5  # of the demo vocabulary that is not special
+LEASE_MS = 10_000
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    return FIRST_ID + zlib.crc32(array("I", token_ids).tobytes()) % (VOCAB_SIZE - FIRST_ID)
+
+
+def toy_generate(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """What one machine would answer, without stop tokens."""
+    ids = list(prompt_ids)
+    for _ in range(num_tokens):
+        ids.append(next_token(ids))
+    return ids[len(prompt_ids) :]
+
+
+def toy_logprobs(token_id: int, num_top: int) -> pb.Logprobs:
+    tops = [(token_id + i) % VOCAB_SIZE for i in range(num_top)]
+    return pb.Logprobs(
+        token_id=token_id, logprob=-0.5, top_token_ids=tops, top_logprobs=[-0.5 - i for i in range(num_top)]
+    )
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """What a stub does wrong, until told otherwise.
+
+    Attributes:
+        reserve, prefill, pull: raised instead of an answer, as often as the list is long.
+        prefill_gate: if set, prompts are not finished before it is.
+        no_first_reply: prefill finishes the handoff, then breaks its call.
+        fail_at: the decode stub reports this failure in place of the token at that index, once.
+        die_at: the decode stub ends like a killed process in place of the token at that index, once.
+        stall_at: it sends nothing more from that index on, once.
+        wrong_token_at: it sends another token there, once.
+    """
+
+    reserve: list[PdRelayError] = field(default_factory=list)
+    prefill: list[PdRelayError] = field(default_factory=list)
+    pull: list[PdRelayError] = field(default_factory=list)
+    prefill_gate: asyncio.Event | None = None
+    no_first_reply: int = 0
+    fail_at: dict[int, pb.Failure] = field(default_factory=dict)
+    die_at: int | None = None
+    stall_at: int | None = None
+    wrong_token_at: int | None = None
+
+
+@dataclass
+class Lease:
+    request: pb.ReserveRequest
+    lease_id: str
+    num_blocks: int
+    task: asyncio.Task[None] | None = None
+
+
+class StubWorker(
+    worker_pb2_grpc.WorkerServicer,
+    worker_pb2_grpc.PrefillWorkerServicer,
+    worker_pb2_grpc.DecodeWorkerServicer,
+    worker_pb2_grpc.KvSourceServicer,
+):
+    """One worker, of either role, in this process.
+
+    Attributes:
+        calls: names of the calls that arrived, with journey id and attempt.
+        max_seen_attempt: by journey.
+        burst: tokens an event.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        role: str,
+        *,
+        secret: str,
+        num_blocks: int = 1024,
+        block_size: int = 16,
+        burst: int = 1,
+        **info: Any,
+    ) -> None:
+        self.worker_id = worker_id
+        self.role = role
+        self.faults = Faults()
+        self.address = ""
+        self.epoch = ""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.burst = burst
+        self.state = "ready"
+        self.calls: list[tuple[str, str, int]] = []
+        self.leases: dict[str, Lease] = {}
+        self.pins: dict[str, tuple[int, asyncio.Event]] = {}
+        self.released: dict[str, int] = {}
+        self.requests: list[Any] = []
+        self.streams: dict[str, asyncio.Queue[pb.TokensEvent | None]] = {}
+        self.arrived: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._secret = secret
+        self._info = info
+        self._server: grpc.aio.Server | None = None
+        self._port = 0
+
+    async def start(self) -> None:
+        """Begins a life; on the same port as the last one."""
+        self.epoch = secrets.token_hex(16)
+        self._server = build_server(secret=self._secret)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_KvSourceServicer_to_server(self, self._server)
+        if self.role == "prefill":
+            worker_pb2_grpc.add_PrefillWorkerServicer_to_server(self, self._server)
+        else:
+            worker_pb2_grpc.add_DecodeWorkerServicer_to_server(self, self._server)
+        self._port = bind(self._server, "127.0.0.1", self._port)
+        self.address = f"127.0.0.1:{self._port}"
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """Ends like a killed process: connections break, everything is forgotten."""
+        server, self._server = self._server, None
+        for lease in self.leases.values():
+            if lease.task is not None and lease.task is not asyncio.current_task():
+                lease.task.cancel()
+        self.leases.clear()
+        self.pins.clear()
+        self.streams.clear()
+        if server is not None:
+            await server.stop(None)
+
+    def assert_no_leaks(self) -> None:
+        assert not self.leases, (self.worker_id, self.leases)
+        assert not self.pins, (self.worker_id, self.pins)
+
+    @property
+    def num_blocks_free(self) -> int:
+        return self.num_blocks - sum(lease.num_blocks for lease in self.leases.values())
+
+    def _note(self, call: str, request: Any) -> tuple[str, int]:
+        ref = request.journey
+        self.calls.append((call, ref.journey_id, ref.attempt))
+        self.requests.append(request)
+        self.arrived[call].set()
+        if ref.attempt <= self.released.get(ref.journey_id, 0):
+            raise Gone()
+        return ref.journey_id, ref.attempt
+
+    # Worker
+
+    async def Info(self, request: pb.InfoRequest, context: Any) -> pb.WorkerInfo:
+        info: dict[str, Any] = {
+            "fingerprint": "ab" * 16,
+            "layout_version": 1,
+            "bytes_per_token": 5760,
+            "dtype": "bf16",
+            "max_speculate": 1,
+            "max_context_length": 4096,
+            "num_parameters": 12_600_000,
+            "host": "127.0.0.1",
+        }
+        return pb.WorkerInfo(
+            worker_id=self.worker_id,
+            role=self.role,
+            epoch=self.epoch,
+            block_size=self.block_size,
+            num_blocks_total=self.num_blocks,
+            **(info | self._info),
+        )
+
+    async def Loads(self, request: pb.LoadsRequest, context: Any) -> AsyncIterator[pb.LoadsReply]:
+        while True:
+            yield pb.LoadsReply(
+                epoch=self.epoch,
+                state=self.state,
+                num_blocks_free=self.num_blocks_free,
+                num_blocks_total=self.num_blocks,
+                num_leases=len(self.leases),
+                num_pins=len(self.pins),
+            )
+            await asyncio.sleep(request.interval_ms / 1000)
+
+    async def Tokens(self, request: pb.TokensRequest, context: Any) -> AsyncIterator[pb.TokensBatch]:
+        queue = self.streams[request.router_id] = asyncio.Queue()
+        while (event := await queue.get()) is not None:
+            events = [event]
+            while not queue.empty() and (more := queue.get_nowait()) is not None:
+                events.append(more)
+            yield pb.TokensBatch(epoch=self.epoch, events=events)
+
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
+        known = self.leases if self.role == "decode" else self.pins
+        states = [
+            pb.JourneyState(journey=ref, state="running" if ref.journey_id in known else "gone")
+            for ref in request.journeys
+        ]
+        return pb.RenewReply(epoch=self.epoch, states=states)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
+        for ref in request.journeys:
+            self.calls.append(("Release", ref.journey_id, ref.attempt))
+            self.released[ref.journey_id] = max(ref.attempt, self.released.get(ref.journey_id, 0))
+            lease = self.leases.get(ref.journey_id)
+            if lease is not None and lease.request.journey.attempt <= ref.attempt:
+                del self.leases[ref.journey_id]
+                if lease.task is not None:
+                    lease.task.cancel()
+            pin = self.pins.get(ref.journey_id)
+            if pin is not None and pin[0] <= ref.attempt:
+                del self.pins[ref.journey_id]
+        return pb.ReleaseReply(epoch=self.epoch)
+
+    # Prefill
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillReply]:
+        journey_id, attempt = self._note("Prefill", request)
+        if self.faults.prefill:
+            raise self.faults.prefill.pop(0)
+        done = asyncio.Event()
+        if not request.no_handoff:
+            self.pins[journey_id] = (attempt, done)
+            source = pb.SourceInfo(epoch=self.epoch, address=self.address, token=journey_id)
+            yield pb.PrefillReply(source=source)
+        if self.faults.prefill_gate is not None:
+            await self.faults.prefill_gate.wait()
+        done.set()
+        if self.faults.no_first_reply:
+            self.faults.no_first_reply -= 1
+            raise Unavailable("the call breaks, as ordered")
+        token_id = next_token(request.token_ids)
+        first = pb.FirstToken(index=len(request.token_ids) - request.num_prompt_tokens, token_id=token_id)
+        first.cached_tokens = 3
+        if request.sampling.logprobs >= 0:
+            first.logprobs.CopyFrom(toy_logprobs(token_id, request.sampling.logprobs))
+        yield pb.PrefillReply(first_token=first)
+
+    async def Manifest(self, request: pb.ManifestRequest, context: Any) -> AsyncIterator[pb.ManifestPart]:
+        if request.source_epoch != self.epoch or request.token not in self.pins:
+            raise Gone()
+        await self.pins[request.token][1].wait()
+        self.pins.pop(request.token, None)
+        yield pb.ManifestPart(part=b"closing")
+
+    # Decode
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        journey_id, _ = self._note("Reserve", request)
+        if self.faults.reserve:
+            raise self.faults.reserve.pop(0)
+        known = self.leases.pop(journey_id, None)
+        if known is not None and known.task is not None:
+            known.task.cancel()
+        slots = request.num_prompt_tokens + request.sampling.max_tokens + request.sampling.speculate
+        num_blocks = -(-slots // self.block_size)
+        if num_blocks > self.num_blocks_free:
+            raise ResourceExhausted(f"{num_blocks} blocks are needed, {self.num_blocks_free} are free")
+        lease = self.leases[journey_id] = Lease(request, secrets.token_hex(16), num_blocks)
+        return pb.ReserveReply(epoch=self.epoch, lease_id=lease.lease_id, lease_ms=LEASE_MS)
+
+    async def Pull(self, request: pb.PullRequest, context: Any) -> pb.PullReply:
+        journey_id, _ = self._note("Pull", request)
+        if self.faults.pull:
+            raise self.faults.pull.pop(0)
+        lease = self.leases.get(journey_id)
+        if lease is None or lease.lease_id != request.lease_id:
+            raise Gone()
+        lease.task = asyncio.create_task(self._decode(lease, request.source))
+        return pb.PullReply(epoch=self.epoch)
+
+    async def _decode(self, lease: Lease, source: pb.SourceInfo) -> None:
+        ref = lease.request.journey
+        try:
+            async with connect(source.address, self._secret) as channel:
+                manifest = pb.ManifestRequest(journey=ref, token=source.token, source_epoch=source.epoch)
+                async for _ in kv_source_stub(channel).Manifest(manifest):
+                    pass
+        except grpc.aio.AioRpcError as error:
+            failure = pb.Failure(
+                code="unavailable", message=f"source: {error.details()}", retryable=True, missing_blocks=[0]
+            )
+            self._tell(lease, pb.TokensEvent(journey=ref, failure=failure))
+            return
+        num_bytes = lease.request.num_prompt_tokens * 5760
+        handoff = pb.HandoffDone(bytes=num_bytes, transport="stub", block_checksums=[1, 2])
+        self._tell(lease, pb.TokensEvent(journey=ref, handoff=handoff))
+        await self._generate(lease)
+
+    async def _generate(self, lease: Lease) -> None:
+        request = lease.request
+        ids = list(request.token_ids)
+        index = request.num_emitted_tokens
+        ending = set(request.sampling.stop_token_ids)
+        reason = ""
+        while not reason:
+            tokens: list[int] = []
+            while not reason and len(tokens) < self.burst and not self._is_ordered(index + len(tokens), tokens):
+                tokens.append(next_token(ids))
+                ids.append(tokens[-1])
+                if tokens[-1] in ending:
+                    reason = "stop"
+                elif index + len(tokens) >= request.sampling.max_tokens:
+                    reason = "length"
+            if not tokens and await self._misbehave(lease, index):
+                return
+            event = pb.TokensEvent(journey=request.journey, index=index, finish_reason=reason)
+            event.token_ids.extend(self._sent(index, tokens))
+            if request.sampling.logprobs >= 0:
+                event.logprobs.extend(toy_logprobs(token, request.sampling.logprobs) for token in tokens)
+            index += len(tokens)
+            event.drafted_tokens = index
+            event.accepted_tokens = index // 2
+            self._tell(lease, event)
+            await asyncio.sleep(0)
+        if self.leases.get(request.journey.journey_id) is lease:
+            del self.leases[request.journey.journey_id]
+
+    def _is_ordered(self, index: int, tokens: list[int]) -> bool:
+        faults = self.faults
+        return index in faults.fail_at or index in (faults.die_at, faults.stall_at)
+
+    def _sent(self, index: int, tokens: list[int]) -> list[int]:
+        wrong = self.faults.wrong_token_at
+        if wrong is None or not index <= wrong < index + len(tokens):
+            return tokens
+        self.faults.wrong_token_at = None
+        return [token + 1 if index + i == wrong else token for i, token in enumerate(tokens)]
+
+    async def _misbehave(self, lease: Lease, index: int) -> bool:
+        """Does what was ordered at this index; whether that is the end of the choice here."""
+        faults = self.faults
+        if index in faults.fail_at:
+            failure = faults.fail_at.pop(index)
+            self._tell(lease, pb.TokensEvent(journey=lease.request.journey, failure=failure))
+            return True
+        if faults.die_at == index:
+            faults.die_at = None
+            await self.kill()
+            return True
+        assert faults.stall_at == index
+        faults.stall_at = None
+        self.arrived["stall"].set()
+        await asyncio.Event().wait()
+        return True
+
+    def _tell(self, lease: Lease, event: pb.TokensEvent) -> None:
+        queue = self.streams.get(lease.request.router_id)
+        if queue is not None:
+            queue.put_nowait(event)
