@@ -132,7 +132,7 @@ class SharedMemoryConnection:
         self._destination = np.frombuffer(arena.buffer, dtype=np.uint8)
         self._copy = copy
         self._executor = executor
-        self._unfinished: set[asyncio.Future[Fetched]] = set()
+        self._unfinished: dict[asyncio.Future[Fetched], threading.Event] = {}
         self._watcher = asyncio.create_task(self._watch(), name="kv-shared-memory-watch")
 
     @property
@@ -142,7 +142,7 @@ class SharedMemoryConnection:
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
         stop = threading.Event()
         job = asyncio.get_running_loop().run_in_executor(self._executor, self._run, spans, stop)
-        self._unfinished.add(job)
+        self._unfinished[job] = stop
         job.add_done_callback(self._finished)
         try:
             return await asyncio.wait_for(asyncio.shield(job), timeout_s)
@@ -152,18 +152,21 @@ class SharedMemoryConnection:
             stop.set()
 
     def _finished(self, job: asyncio.Future[Fetched]) -> None:
-        self._unfinished.discard(job)
+        del self._unfinished[job]
         if not job.cancelled():
             job.exception()  # nobody may be left to look at it
 
     async def quiesce(self) -> None:
-        if self._unfinished:
-            await asyncio.wait(set(self._unfinished))
+        stopped = [job for job, stop in self._unfinished.items() if stop.is_set()]
+        if stopped:
+            await asyncio.wait(stopped)
 
     async def close(self) -> None:
         """Also unmaps the arena, when nothing reads it any more."""
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
+        for stop in self._unfinished.values():
+            stop.set()
         await self.quiesce()
         self._sock.close()
         del self._source, self._generations

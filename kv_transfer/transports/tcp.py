@@ -1,0 +1,204 @@
+"""The transport between hosts: framed, scattered straight into the arena, over several streams.
+
+A fetch takes one stream for its time. Whoever stops waiting hangs that stream up, and its thread ends; the next fetch
+connects it anew. So one cancelled fetch costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from kv_transfer.transport import Capabilities, Connection, Ending, Fetched, Metadata, Spans
+from kv_transfer.transports.handshake import connect
+from kv_transfer.transports.tcp_frames import GENERATION, MAX_RANGES, REPLY, REQUEST, Status, ranges_of
+from kv_transfer.transports.tcp_source import NAME, hang_up, prepare, receive_into, send_views
+from kv_transfer.wire import Fields
+from pd_engine.cache.arena import Arena
+from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
+
+NUM_STREAMS = 2
+MAX_HOST_CHARS = 255
+
+
+class TcpPull:
+    """Connects to sources' ports."""
+
+    name = NAME
+    capabilities = Capabilities(ending=Ending.REVOKE, ending_ms=1_000, one_sided=False, across_hosts=True)
+
+    def __init__(self, arena: Arena, *, secret: str) -> None:
+        self._arena = arena
+        self._secret = secret
+
+    async def connect(
+        self, metadata: Metadata, *, epoch: str, token: str, num_blocks: int, timeout_s: float
+    ) -> Connection:
+        fields = Fields(dict(metadata), NAME)
+        address = (fields.text("host", MAX_HOST_CHARS), fields.integer("port", 1, 65_535))
+        fields.done()
+        connection = TcpConnection(address, self._arena, secret=self._secret, epoch=epoch)
+        await connection.probe(token, timeout_s)
+        return connection
+
+    async def close(self) -> None:
+        return
+
+
+class _Stream:
+    """One socket, and the fetch that uses it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.stop = threading.Event()
+
+    def hang_up(self) -> None:
+        self.stop.set()
+        hang_up(self.sock)
+
+
+class TcpConnection:
+    """Up to `NUM_STREAMS` streams to one life of one source."""
+
+    def __init__(self, address: tuple[str, int], arena: Arena, *, secret: str, epoch: str) -> None:
+        self._address = address
+        self._arena = arena
+        self._secret = secret
+        self._epoch = epoch
+        self._idle: list[_Stream] = []
+        self._may_fetch = asyncio.Semaphore(NUM_STREAMS)
+        self._executor = ThreadPoolExecutor(max_workers=NUM_STREAMS, thread_name_prefix="kv-tcp")
+        self._unfinished: dict[asyncio.Future[Fetched], _Stream] = {}
+        self._numbers = itertools.count(1)
+        self._is_dead = False
+
+    @property
+    def usable(self) -> bool:
+        return not self._is_dead
+
+    async def probe(self, token: str, timeout_s: float) -> None:
+        """Opens the first stream, so that refusals come at connection."""
+        try:
+            self._idle.append(await self._open(token, timeout_s))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
+        try:
+            async with asyncio.timeout(timeout_s), self._may_fetch:
+                stream = self._idle.pop() if self._idle else await self._open(token, timeout_s)
+                return await self._fetch_on(stream, spans, token)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{spans.num_bytes} bytes did not come within {timeout_s} s") from None
+        except Unavailable:
+            self._is_dead = True
+            raise
+
+    async def quiesce(self) -> None:
+        stopped = [job for job, stream in self._unfinished.items() if stream.stop.is_set()]
+        if stopped:
+            await asyncio.wait(stopped)
+
+    async def close(self) -> None:
+        self._is_dead = True
+        for stream in [*self._unfinished.values(), *self._idle]:
+            stream.hang_up()
+        if self._unfinished:
+            await asyncio.wait(set(self._unfinished))
+        for stream in self._idle:
+            stream.sock.close()
+        self._idle.clear()
+        await asyncio.to_thread(self._executor.shutdown)
+
+    async def _open(self, token: str, timeout_s: float) -> _Stream:
+        sock = await connect(
+            self._address, secret=self._secret, epoch=self._epoch, token=token, timeout_s=timeout_s
+        )
+        sock.setblocking(True)
+        prepare(sock)
+        return _Stream(sock)
+
+    async def _fetch_on(self, stream: _Stream, spans: Spans, token: str) -> Fetched:
+        job = asyncio.get_running_loop().run_in_executor(
+            self._executor, _run, stream, spans, self._arena, next(self._numbers), token
+        )
+        self._unfinished[job] = stream
+        job.add_done_callback(self._finished)
+        try:
+            return await asyncio.shield(job)
+        finally:
+            if not job.done():
+                stream.hang_up()
+
+    def _finished(self, job: asyncio.Future[Fetched]) -> None:
+        stream = self._unfinished.pop(job)
+        is_intact = not job.cancelled() and (job.exception() is None or isinstance(job.exception(), Gone))
+        if is_intact and not stream.stop.is_set():
+            self._idle.append(stream)
+        else:
+            stream.sock.close()
+
+
+def _run(stream: _Stream, spans: Spans, arena: Arena, number: int, token: str) -> Fetched:
+    """In a thread of the pool: one request and its reply, or several if there are too many ranges for one."""
+    try:
+        parts = [
+            _exchange(stream, _part(spans, start), arena, number, token) for start in range(0, len(spans), MAX_RANGES)
+        ]
+    except OSError as error:
+        raise Unavailable(f"the source is gone: {error.strerror}") from None
+    return Fetched(
+        generations_before=np.concatenate([part.generations_before for part in parts]),
+        generations_after=np.concatenate([part.generations_after for part in parts]),
+    )
+
+
+def _exchange(stream: _Stream, spans: Spans, arena: Arena, number: int, token: str) -> Fetched:
+    sock, count = stream.sock, len(spans)
+    request = REQUEST.pack(number, token.encode("ascii"), count) + ranges_of(spans).tobytes()
+    send_views(sock, [memoryview(request)])
+    header = bytearray(REPLY.size)
+    receive_into(sock, [memoryview(header)])
+    answered, status = REPLY.unpack(header)
+    if status == Status.GONE and answered == number:
+        raise Gone
+    if status != Status.OK or answered != number:
+        raise Internal(f"tcp: reply {answered} with status {status} to request {number}")
+    before, after = bytearray(count * GENERATION.itemsize), bytearray(count * GENERATION.itemsize)
+    receive_into(sock, [memoryview(before)])
+    buffer = arena.buffer
+    views = [
+        buffer[offset : offset + length]
+        for offset, length in zip(spans.offsets.tolist(), spans.lengths.tolist(), strict=True)
+    ]
+    _receive_unless_stopped(stream, views)
+    receive_into(sock, [memoryview(after)])
+    return Fetched(
+        generations_before=np.frombuffer(before, dtype=GENERATION),
+        generations_after=np.frombuffer(after, dtype=GENERATION),
+    )
+
+
+def _receive_unless_stopped(stream: _Stream, views: list[memoryview]) -> None:
+    """Into the arena, and never a byte of a new group once nobody waits any more."""
+    group = 64
+    for start in range(0, len(views), group):
+        if stream.stop.is_set():
+            raise Unavailable("nobody waits for this fetch any more")
+        receive_into(stream.sock, views[start : start + group])
+
+
+def _part(spans: Spans, start: int) -> Spans:
+    if len(spans) <= MAX_RANGES:
+        return spans
+    part = slice(start, start + MAX_RANGES)
+    return Spans(
+        block_ids=spans.block_ids[part], source_offsets=spans.source_offsets[part], offsets=spans.offsets[part],
+        lengths=spans.lengths[part],
+    )
