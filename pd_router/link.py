@@ -182,6 +182,10 @@ class WorkerLink:
         """Ends everything of the journey there; in the background, bounded, several at once."""
         self._releases.add(journey_id, up_to_attempt, reason)
 
+    async def flushed(self) -> None:
+        """Until everything that was released so far has been sent, or given up."""
+        await self._releases.flushed()
+
     @contextlib.contextmanager
     def _typed(self, call: str) -> Any:
         """A failed call as a typed error that says which worker it was; one not answered in time is Unavailable."""

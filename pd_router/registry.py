@@ -138,6 +138,10 @@ class Registry:
         """A journey has left its workers."""
         self._changed()
 
+    async def flushed(self) -> None:
+        """Until nothing is left to be released anywhere."""
+        await asyncio.gather(*(link.flushed() for link in self._links.values()))
+
     def snapshot(self) -> Snapshot:
         return Snapshot(
             prefill=tuple(_prefill_view(link) for link in self.links(Role.PREFILL)),

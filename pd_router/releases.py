@@ -41,10 +41,14 @@ class ReleaseQueue:
         self._idle.clear()
         self._wanted.set()
 
+    async def flushed(self) -> None:
+        """Until everything so far is sent or given up."""
+        await self._idle.wait()
+
     async def close(self) -> None:
         """Waits until everything is sent or given up, within a bound."""
         try:
-            await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(self.flushed(), CLOSE_TIMEOUT_S)
         except TimeoutError:
             log.warning("worker %s: %d releases were not sent", self._worker_id, len(self._attempts))
         self._task.cancel()

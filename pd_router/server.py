@@ -90,6 +90,15 @@ class Router:
         """All the workers there are, now; see `Registry.set_workers`."""
         await self._registry.set_workers(endpoints)
 
+    @property
+    def num_running(self) -> int:
+        """Requests in the system."""
+        return self._dispatcher.num_running
+
+    async def settled(self) -> None:
+        """Until workers have been told of everything that ended so far, or cannot be."""
+        await self._registry.flushed()
+
     async def stop(self, drain_s: float = DEFAULT_DRAIN_S) -> None:
         """Takes nothing new, lets running requests end for `drain_s`, cancels the rest and releases all they hold."""
         if not self._started:
