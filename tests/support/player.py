@@ -69,6 +69,7 @@ class Player:
     """One router's connections to one prefill and one decode worker."""
 
     def __init__(self, prefill_address: str, decode_address: str, secret: str) -> None:
+        self.prefill_address, self.decode_address = prefill_address, decode_address
         self.router_id = f"router-{secrets.token_hex(4)}"
         self.prefill_channel = client.connect(prefill_address, secret)
         self.decode_channel = client.connect(decode_address, secret)
@@ -194,12 +195,12 @@ class Player:
                 break
         return replies[0], replies[1]
 
-    async def until_idle(self) -> None:
-        """Waits, for a bounded time, until both workers are back at their baseline; fails with what is left."""
+    async def until_idle(self, *, decode: bool = True) -> None:
+        """Waits, for a bounded time, until the workers are back at their baseline; fails with what is left."""
         last: list[pb.LoadsReply] = []
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                for worker in (self.prefill_worker, self.decode_worker):
+                for worker in [self.prefill_worker, *([self.decode_worker] if decode else [])]:
                     call = worker.Loads(pb.LoadsRequest(interval_ms=20))
                     async for reply in call:
                         last = [reply]
