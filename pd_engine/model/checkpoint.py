@@ -91,8 +91,9 @@ def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> dict[
     """The tensors that the config calls for and that are there, by name.
 
     Raises:
-        FailedPrecondition: the weights are in FP8, which is not supported yet; or names are missing, unexpected or misshaped, or have a dtype that is not supported; all are
-            in the one message (at most `MAX_LISTED` of each kind by name).
+        FailedPrecondition: the weights are in FP8, which is not supported yet; or names are missing, unexpected or
+            misshaped, or have a dtype that is not supported: all in the one message, at most `MAX_LISTED` of each kind
+            by name.
     """
     if config.weight_format == "fp8":
         raise FailedPrecondition("quantization_config: FP8 weights are not supported yet; a BF16 checkpoint is needed")

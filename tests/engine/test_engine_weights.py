@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine_cases import all_hidden, load_engine, new_sequence, random_ids, write_case
 from torch import Tensor
 
 from pd_engine.engine import Engine
 from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, PdRelayError, ResourceExhausted
 from pd_engine.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
+from support.engine_cases import all_hidden, load_engine, new_sequence, random_ids, write_case
 
 EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
 
@@ -149,7 +149,7 @@ def test_files_that_are_no_safetensors(copy: Path, content: bytes) -> None:
 def test_config_of_another_model(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5, "kv_lora_rank": 64}))
-    with pytest.raises(FailedPrecondition, match="missing: .*misshaped"):
+    with pytest.raises(FailedPrecondition, match=r"missing: .*misshaped"):
         load_engine(copy)
 
 
@@ -188,7 +188,7 @@ def test_index_and_shards_must_agree(tmp_path: Path) -> None:
         name for name in files if name != index["weight_map"]["model.norm.weight"]
     )
     (path / INDEX_FILE).write_text(json.dumps(index))
-    with pytest.raises(FailedPrecondition, match="disagree about model.norm.weight"):
+    with pytest.raises(FailedPrecondition, match=r"disagree about model\.norm\.weight"):
         load_engine(path)
 
 

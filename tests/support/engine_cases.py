@@ -15,6 +15,7 @@ from pd_engine.sampling.params import SamplingParams
 from pd_engine.sequence import Sequence
 from pd_engine.settings import EngineSettings
 from pd_engine.steps.rows import Span, build_step, token_ids
+from pd_kernels.backend import OpsUnavailable, load_ops
 
 YARN_V3 = {
     "type": "yarn", "factor": 40, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1,
@@ -41,6 +42,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 301, "num_hidden_layers": 2, "torch_dtype": "float32", "num_nextn_predict_layers": 1,
     },
 }
+
+
+def available_ops() -> list[str]:
+    """The implementations of the ops that this machine can run, as the settings name them."""
+    try:
+        load_ops("cpu", threads=1)
+    except OpsUnavailable:
+        return ["reference"]
+    return ["reference", "cpu"]
 
 
 def write_case(folder: Path, name: str, **options: Any) -> Path:
