@@ -54,6 +54,7 @@ class PrefillWorker:
         self._compute = ComputeThread(f"prefill-{worker_id}", self._build_runner, self._on_crash)
         self._crashed = asyncio.Event()
         self._drained = asyncio.Event()
+        self._unhealthy: asyncio.Future[None] | None = None
         self._engine: Engine | None = None
         self._source: HandoffSource | None = None
         self._core: PrefillCore | None = None
@@ -110,7 +111,7 @@ class PrefillWorker:
         await self._endpoint.stop()
         await self._compute.stop()
         if self._engine is not None:
-            if holdings := self._engine.pool.holdings():
+            if (holdings := self._engine.pool.holdings()) and not self._crashed.is_set():
                 log.error("blocks are still held at the end: %s", holdings)
             self._engine.arena.close()
 
@@ -176,6 +177,7 @@ class PrefillWorker:
     def _on_crash(self, error: Exception) -> None:
         """The compute thread or the books are broken: every caller is answered, and the process should end."""
         self._crashed.set()
+        self._unhealthy = asyncio.ensure_future(self._endpoint.set_healthy(False))
         if self._core is not None:
             self._core.draining = True
             self._core.fail_all(Unavailable(f"this prefill worker has crashed ({type(error).__name__})"))
