@@ -149,7 +149,7 @@ class WorkerLink:
         """Tells the passengers that the worker is lost, sends what they release, and ends; all within a bound."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._lose(Unavailable(f"worker {self.worker_id} was removed"))
+        self._lose(Unavailable(f"worker {self.worker_id} was removed"), level=logging.DEBUG)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), CALL_TIMEOUT_S)
         await self._releases.close()
@@ -288,11 +288,13 @@ class WorkerLink:
         if epoch != self.epoch:
             raise Unavailable(f"worker {self.worker_id} has begun another life")
 
-    def _lose(self, error: PdRelayError) -> None:
+    def _lose(self, error: PdRelayError, *, level: int = logging.WARNING) -> None:
         refused = isinstance(error, FailedPrecondition)
         state = LinkState.REFUSED if refused else LinkState.LOST
         if state is not self.state:
-            log.warning("worker %s at %s is %s: %s", self.worker_id, self.endpoint.address, state.value, error.message)
+            log.log(
+                level, "worker %s at %s is %s: %s", self.worker_id, self.endpoint.address, state.value, error.message
+            )
         if self.state in (LinkState.READY, LinkState.DRAINING):
             self._move(LinkState.LOST)
         self.error = error

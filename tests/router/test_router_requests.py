@@ -25,10 +25,6 @@ from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settin
 from support.stub_worker import next_token, toy_generate
 
 
-def names(lab: RouterLab) -> list[str]:
-    return [name for stub in lab.stubs for name, _, _ in stub.calls]
-
-
 async def test_a_request_through_both_pools() -> None:
     async with router_lab() as lab:
         complete = await lab.generate(max_tokens=8, request_id="abc", speculate=1, stream=True)
@@ -46,7 +42,8 @@ async def test_a_request_through_both_pools() -> None:
             block_checksums=[1, 2],
         )
         assert (complete.drafted_tokens, complete.accepted_tokens) == (8, 4)
-        assert names(lab)[:3] == ["Prefill", "Reserve", "Pull"]
+        assert [name for name, _, _ in lab.prefill[0].calls][:1] == ["Prefill"]
+        assert [name for name, _, _ in lab.decode[0].calls][:2] == ["Reserve", "Pull"]
 
 
 async def test_what_workers_are_asked() -> None:

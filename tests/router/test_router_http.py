@@ -1,0 +1,303 @@
+"""The OpenAI door: shapes, streaming, errors, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.text.chat import ChatMessage
+from pd_router.model_info import ModelInfo
+from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
+from support.stub_worker import toy_generate
+
+TOKENIZER = ModelInfo.load(settings()).tokenizer
+ANSWER = toy_generate(PROMPT, 8)
+BASE = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi <｜Assistant｜>"}]
+CHAT = {"messages": TURNS, "max_completion_tokens": 8, "temperature": 0, "ignore_eos": True}
+CHAT_IDS = TOKENIZER.chat_ids([ChatMessage(turn["role"], turn["content"]) for turn in TURNS])
+
+
+@pytest.fixture
+async def lab() -> AsyncIterator[RouterLab]:
+    async with router_lab(settings()) as lab:
+        yield lab
+
+
+async def events(lab: RouterLab, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The JSON objects of a stream; it must end with [DONE]."""
+    async with lab.http.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line async for line in response.aiter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+async def test_a_completion(lab: RouterLab) -> None:
+    reply = (await lab.http.post("/v1/completions", json={**BASE, "model": "demo", "request_id": "r1"})).json()
+    assert reply["id"] == "cmpl-r1"
+    assert (reply["object"], reply["model"]) == ("text_completion", "demo")
+    [choice] = reply["choices"]
+    assert choice == {
+        "index": 0,
+        "text": TOKENIZER.decode(ANSWER),
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
+    assert reply["usage"]["prompt_tokens"] == 5
+    assert reply["usage"]["completion_tokens"] == 8
+    assert reply["usage"]["total_tokens"] == 13
+    assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
+async def test_a_streamed_completion(lab: RouterLab) -> None:
+    chunks = await events(lab, "/v1/completions", {**BASE, "stream_options": {"include_usage": True}})
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == TOKENIZER.decode(ANSWER)
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "length"
+    assert all(c["choices"][0]["finish_reason"] is None for c in chunks[:-2])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 8
+
+
+async def test_a_chat(lab: RouterLab) -> None:
+    reply = (await lab.http.post("/v1/chat/completions", json={**CHAT, "return_token_ids": True})).json()
+    [choice] = reply["choices"]
+    answer = toy_generate(CHAT_IDS, 8)
+    assert reply["object"] == "chat.completion"
+    assert choice["prompt_token_ids"] == CHAT_IDS
+    assert choice["token_ids"] == answer
+    assert choice["message"] == {"role": "assistant", "content": TOKENIZER.decode(answer)}
+    assert choice["finish_reason"] == "length"
+
+
+async def test_a_streamed_chat(lab: RouterLab) -> None:
+    chunks = await events(lab, "/v1/chat/completions", {**CHAT, "return_token_ids": True})
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[-1]["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
+    answer = toy_generate(CHAT_IDS, 8)
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    ids = [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", [])]
+    assert (text, ids) == (TOKENIZER.decode(answer), answer)
+
+
+async def test_content_may_come_in_parts(lab: RouterLab) -> None:
+    parts = [{"type": "text", "text": "hi "}, {"type": "text", "text": "<｜Assistant｜>"}]
+    body = {**CHAT, "messages": [TURNS[0], {"role": "user", "content": parts}], "return_token_ids": True}
+    reply = (await lab.http.post("/v1/chat/completions", json=body)).json()
+    assert reply["choices"][0]["prompt_token_ids"] == CHAT_IDS
+
+
+async def test_logprobs(lab: RouterLab) -> None:
+    reply = (await lab.http.post("/v1/completions", json={**BASE, "logprobs": 2})).json()
+    logprobs = reply["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == [TOKENIZER.decode([i]) for i in ANSWER]
+    assert logprobs["token_logprobs"] == [-0.5] * 8
+    assert len(logprobs["top_logprobs"]) == len(logprobs["text_offset"]) == 8
+    chunks = await events(lab, "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1})
+    entries = [e for c in chunks for e in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
+    answer = toy_generate(CHAT_IDS, 8)
+    assert b"".join(bytes(e["bytes"]) for e in entries).decode(errors="replace") == TOKENIZER.decode(answer)
+    assert all(len(e["top_logprobs"]) == 1 for e in entries)
+
+
+async def test_stop_and_seed_and_defaults(lab: RouterLab) -> None:
+    whole = TOKENIZER.decode(ANSWER)
+    body = {**BASE, "stop": whole[3:6], "seed": 5}
+    [choice] = (await lab.http.post("/v1/completions", json=body)).json()["choices"]
+    assert choice["text"] == whole[: whole.index(whole[3:6])]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", whole[3:6])
+    assert lab.prefill[0].requests[-1].sampling.seed == 5
+    reply = (await lab.http.post("/v1/completions", json={"prompt": "hello", "ignore_eos": True})).json()
+    assert reply["usage"]["completion_tokens"] == 16
+    assert lab.prefill[0].requests[-1].sampling.temperature == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ({"prompt": "x", "temprature": 1}, "unknown field temprature; did you mean temperature?"),
+        ({"prompt": "x", "zzz": 1}, "unknown field zzz"),
+        ({"prompt": "x", "stream_options": {"foo": 1}, "stream": True}, "unknown field stream_options.foo"),
+        ({}, "prompt is missing"),
+        ({"prompt": ""}, "the prompt must not be empty"),
+        ({"prompt": []}, "prompt must be text or a list of token ids"),
+        ({"prompt": None}, "prompt must be text"),
+        ({"prompt": {"a": 1}}, "prompt must be text"),
+        ({"prompt": [1.5]}, "prompt must be text"),
+        ({"prompt": [True]}, "prompt must be text"),
+        ({"prompt": [-1]}, "prompt token ids must be in"),
+        ({"prompt": [2**70]}, "prompt token ids must be in"),
+        ({"prompt": ["a", "b"]}, "one prompt a request"),
+        ({"prompt": "a\ud800"}, "UTF-8"),
+        ({"prompt": "x", "temperature": -1}, "temperature must be"),
+        ({"prompt": "x", "temperature": "1"}, "temperature: Input should be a valid number"),
+        ({"prompt": "x", "temperature": 1e400}, "temperature: Input should be a finite number"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens must be >= 1"),
+        ({"prompt": "x", "max_tokens": 10**30}, "max_tokens must be at most"),
+        ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+        ({"prompt": "x", "n": 2}, "n must be 1"),
+        ({"prompt": "x", "best_of": 3}, "best_of is not supported"),
+        ({"prompt": "x", "echo": True}, "echo is not supported"),
+        ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias is not supported"),
+        ({"prompt": "x", "presence_penalty": 0.5}, "presence_penalty is not supported"),
+        ({"prompt": "x", "logprobs": 50}, "logprobs must be"),
+        ({"prompt": "x", "stop": 7}, "stop"),
+        ({"prompt": "x", "stop": ["a"] * 99}, "stop strings"),
+        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options is only for"),
+        ({"prompt": "x", "seed": -1}, "seed must be"),
+        ({"prompt": "x" * 2_000_000}, "the prompt has 2000000 characters"),
+        ({"prompt": [5] * 5000}, "the prompt has 5000 tokens"),
+        ({"prompt": "x", "request_id": "a b"}, "request_id must be"),
+    ],
+)
+async def test_a_bad_completion_body(lab: RouterLab, body: dict[str, Any], match: str) -> None:
+    content = json.dumps(body).replace("Infinity", "1e400")
+    response = await lab.http.post("/v1/completions", content=content)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert match in error["message"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_argument")
+    assert lab.prefill[0].calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ({}, "messages is missing"),
+        ({"messages": []}, "messages must not be empty"),
+        ({"messages": "x"}, "messages: Input should be a valid list"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content is missing"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content must be text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0 must be"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "role must be one of system, user, assistant"),
+        ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "unknown field messages.0.foo"),
+        ({"messages": TURNS, "top_logprobs": 2}, "top_logprobs is only for"),
+        ({"messages": TURNS, "tools": [{"type": "function"}]}, "tools is not supported"),
+        ({"messages": TURNS, "response_format": {"type": "json_object"}}, "response_format is not supported"),
+    ],
+)
+async def test_a_bad_chat_body(lab: RouterLab, body: dict[str, Any], match: str) -> None:
+    response = await lab.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400, response.text
+    assert match in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe{}", b'{"prompt": "\xff"}', b"[" * 100_000]
+)
+async def test_a_body_that_is_no_json_object(lab: RouterLab, content: bytes) -> None:
+    response = await lab.http.post("/v1/completions", content=content)
+    assert response.status_code == 400
+    assert "JSON object" in response.json()["error"]["message"]
+
+
+async def test_a_body_that_is_too_large(lab: RouterLab) -> None:
+    response = await lab.http.post("/v1/completions", content=b" " * (33 * 1024 * 1024))
+    assert response.status_code == 400
+    assert "bytes" in response.json()["error"]["message"]
+
+
+async def test_neutral_fields_of_other_servers_are_taken(lab: RouterLab) -> None:
+    extra = {
+        "n": 1,
+        "best_of": 1,
+        "echo": False,
+        "suffix": None,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "user": "me",
+        "stop": None,
+        "logprobs": None,
+        "min_tokens": 0,
+    }
+    response = await lab.http.post("/v1/completions", json={**BASE, **extra})
+    assert response.status_code == 200, response.text
+
+
+async def test_another_model_and_unknown_paths(lab: RouterLab) -> None:
+    response = await lab.http.post("/v1/completions", json={**BASE, "model": "gpt-4"})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    for method, path in (("GET", "/nothing"), ("POST", "/v1/embeddings"), ("GET", "/v1/completions")):
+        response = await lab.http.request(method, path)
+        assert response.status_code in (404, 405)
+        assert f"there is no {method} {path}" in response.json()["error"]["message"]
+
+
+async def test_the_system_is_full() -> None:
+    async with router_lab(settings(router={"max_running_requests": 1})) as lab:
+        lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
+        running = asyncio.create_task(lab.http.post("/v1/completions", json=BASE))
+        await eventually(lambda: lab.router.num_running == 1)
+        response = await lab.http.post("/v1/completions", json=BASE)
+        assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert int(response.headers["retry-after"]) >= 1
+        gate.set()
+        assert (await running).status_code == 200
+
+
+async def test_an_error_before_the_first_token_is_a_status_even_when_streaming() -> None:
+    async with router_lab(num_decode=0) as lab:
+        for stream in (False, True):
+            response = await lab.http.post("/v1/completions", json={**BASE, "stream": stream})
+            assert (response.status_code, response.json()["error"]["type"]) == (503, "server_error")
+
+
+async def test_an_error_after_the_first_token_is_an_event(lab: RouterLab) -> None:
+    lab.decode[0].faults.fail_at = {3: pb.Failure(code="internal", message="broke", retryable=False)}
+    chunks = await events(lab, "/v1/completions", {**BASE, "return_token_ids": True})
+    assert chunks[-1]["error"]["message"] == "broke"
+    ids = [i for chunk in chunks[:-1] for i in chunk["choices"][0]["token_ids"]]
+    assert ids == ANSWER[: len(ids)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_client_that_goes_away_ends_its_request(lab: RouterLab, stream: bool, when: str) -> None:
+    """Before the first token, and after some."""
+    if when == "before":
+        lab.prefill[0].faults.prefill_gate = asyncio.Event()
+        stub, arrived = lab.prefill[0], "Prefill"
+    else:
+        lab.decode[0].faults.stall_at = 3
+        stub, arrived = lab.decode[0], "stall"
+    body = {**BASE, "stream": stream}
+    running = asyncio.create_task(lab.http.post("/v1/completions", json=body))
+    await stub.arrived[arrived].wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await lab.assert_no_leaks()
+
+
+async def test_models_health_live_and_metrics(lab: RouterLab) -> None:
+    [model] = (await lab.http.get("/v1/models")).json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("demo", 4096)
+    assert (await lab.http.get("/health")).status_code == 200
+    assert (await lab.http.get("/live")).status_code == 200
+    await lab.http.post("/v1/completions", json=BASE)
+    await eventually(lambda: lab.router.num_running == 0)
+    metrics = (await lab.http.get("/metrics")).text
+    assert 'pd_relay_requests_total{end="length"} 1.0' in metrics
+    assert "pd_relay_generated_tokens_total 8.0" in metrics
+    assert 'pd_relay_workers{role="decode",state="ready"} 1.0' in metrics
+    await lab.decode[0].kill()
+    await eventually(lambda: not lab.router._registry.serving)
+    assert (await lab.http.get("/health")).status_code == 503
+    assert (await lab.http.get("/live")).status_code == 200
