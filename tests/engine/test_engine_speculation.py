@@ -14,7 +14,7 @@ from pd_engine.sequence import FinishReason
 from pd_engine.steps.decode import decode_step, num_slots_needed
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from pd_engine.steps.state import can_draft
-from support.engine_cases import all_hidden, load_engine, mtp_hidden, new_sequence, random_ids, release
+from support.engine_cases import all_hidden, load_engine, mtp_hidden, new_sequence, random_ids, release, release_all
 from support.engine_play import Answer, Player, Request, alone, together
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "logprobs": 3}
@@ -148,11 +148,7 @@ def test_drafts_stay_within_the_slots_that_are_asked_for(engine: Engine) -> None
     assert num_slots_needed(sequence) <= len(request.prompt) + 30
     for component in engine.arena.components:
         assert component[spare].isnan().all()
-        component[spare] = 0
-    engine.pool.release(spare, "spare")
-    owner_blocks = engine.pool.holdings()
-    for owner, blocks in owner_blocks.items():
-        engine.pool.release(blocks, owner)
+    release_all(engine)
     for component in engine.arena.components:
         component.zero_()
 

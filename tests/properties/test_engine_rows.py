@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pd_engine.engine import Engine
 from pd_engine.model.random_checkpoint import write_random_checkpoint
-from support.engine_cases import available_ops, load_engine, random_ids
+from support.engine_cases import available_ops, load_engine, random_ids, release_all
 from support.engine_play import Answer, Player, Request, alone
 
 LENGTHS = (3, 17, 66, 1)  # within a block, over a block, over a tile of keys, one token
@@ -54,6 +54,7 @@ def test_any_schedule_gives_the_answers_of_requests_alone(
     engine: Engine, answers: list[Answer], data: st.DataObject
 ) -> None:
     """Prompts are cut at will and packed with others; decode steps take any of those that run, with any drafts."""
+    release_all(engine)
     spare = engine.pool.allocate(data.draw(st.integers(0, 5), label="blocks held by others"), "others")
     player = Player(engine)
     for request in REQUESTS:

@@ -86,6 +86,12 @@ def release(engine: Engine, *sequences: Sequence) -> None:
         engine.pool.release(sequence.block_ids, sequence.name)
 
 
+def release_all(engine: Engine) -> None:
+    """Takes back every block, whoever holds it: what a failed test left behind."""
+    for owner, blocks in engine.pool.holdings().items():
+        engine.pool.release(blocks, owner)
+
+
 def all_hidden(engine: Engine, sequence: Sequence, sizes: Seq[int]) -> Tensor:
     """h of every known token, [T, D], computed in chunks of the given sizes; writes the main layers' slots."""
     assert sum(sizes) == sequence.num_tokens, (sizes, sequence.num_tokens)
