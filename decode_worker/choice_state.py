@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kv_transfer.journey import JourneyKey
+from pd_engine.errors import AlreadyExists
 from pd_engine.service.requests import Choice
 
 
@@ -76,6 +77,16 @@ class ChoiceRecord:
     def num_remaining(self) -> int:
         """Tokens that it may still generate at most."""
         return self.spec.choice.params.max_tokens - self.num_generated
+
+    def check_repeated(self, spec: ReserveSpec) -> None:
+        """A `Reserve` of this attempt again may have its lease again.
+
+        Raises:
+            AlreadyExists: it has another payload, or its lease has been used.
+        """
+        if spec != self.spec or self.state not in LEASED:
+            what = "has another payload" if spec != self.spec else f"is {self.state.value}"
+            raise AlreadyExists(f"attempt {spec.key.attempt} of journey {spec.key.journey_id} {what}")
 
     def move(self, state: ChoiceState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} -> {state}"

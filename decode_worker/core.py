@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable
 
 from decode_worker.choice_state import LEASED, ChoiceRecord, ChoiceState, ReserveSpec
-from decode_worker.handoff_state import handed_over
+from decode_worker.handoff_state import handed_over, handoff_message, is_worth_another_try
 from decode_worker.reservation import Room, num_blocks_granted
 from decode_worker.runner import DecodeRunner, Progress, StepReport
+from decode_worker.silence import RouterWatch
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination, Lease, PullResult
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from pd_engine.cache.blocks import BlockPool
-from pd_engine.contracts import worker_pb2 as pb
-from pd_engine.errors import AlreadyExists, Cancelled, DeadlineExceeded, Gone, Internal, PdRelayError, Unavailable
+from pd_engine.errors import Cancelled, DeadlineExceeded, Gone, Internal, PdRelayError, Unavailable
 from pd_engine.sequence import SampledToken
 from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import Tombstones
@@ -44,7 +44,7 @@ class DecodeCore:
     ) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._silence_s = silence_s
+        self._routers = RouterWatch(silence_s)
         self._hub = hub
         self._runner = runner
         self._post = post
@@ -52,12 +52,10 @@ class DecodeCore:
         self._clock = clock
         self._records: dict[str, ChoiceRecord] = {}  # the newest attempt of each journey that has not ended
         self._by_name: dict[str, ChoiceRecord] = {}  # every choice in the compute thread
-        self._router_heard_s: dict[str, float] = {}
         self._tombstones = Tombstones()
         self._books_checked = False
         self.tokens_per_sequence_s = Rate()
-        self.num_running = 0
-        self.num_waiting = 0
+        self.num_running = 0  # in the batch of the last step
         self.draining = False
 
     # What routers ask for
@@ -77,10 +75,7 @@ class DecodeCore:
         if known is not None and known.spec.key.attempt > key.attempt:
             raise Gone()
         if known is not None and known.spec.key == key:
-            if known.spec != spec:
-                raise AlreadyExists(f"attempt {key.attempt} of journey {key.journey_id} has another payload")
-            if known.state not in LEASED:
-                raise AlreadyExists(f"attempt {key.attempt} of journey {key.journey_id} is {known.state.value}")
+            known.check_repeated(spec)
             return self._lease(spec, known.num_blocks)
         if self.draining and known is None:
             raise Unavailable("this decode worker is draining")
@@ -130,10 +125,10 @@ class DecodeCore:
         self._hub.forget_up_to(journey_id, up_to_attempt)
 
     def renew(self, key: JourneyKey) -> str:
-        """queued (not decoding yet), running or gone."""
+        """queued (not decoding yet), running (until its router has had time to read the end) or gone."""
         record = self._records.get(key.journey_id)
         if record is None or record.spec.key != key:
-            return "gone"
+            return "running" if self._hub.knows(key) else "gone"
         record.heard_s = self._clock()
         if record.state is ChoiceState.DECODING:
             return "running"
@@ -141,7 +136,7 @@ class DecodeCore:
 
     def router_left(self, router_id: str) -> None:
         """Its token stream has ended; its choices go on for `silence_s`."""
-        self._router_heard_s[router_id] = self._clock()
+        self._routers.left(router_id, self._clock())
 
     def tick(self, now_s: float) -> None:
         """Ends what is past its deadline or has lost its router, and checks the books when idle."""
@@ -150,11 +145,10 @@ class DecodeCore:
         for record in list(self._records.values()):
             if record.deadline_s is not None and now_s >= record.deadline_s:
                 self._fail(record, DeadlineExceeded("the request's deadline has passed"))
-            elif now_s >= self._heard_s(record, now_s) + self._silence_s:
+            elif self._is_deserted(record, now_s):
                 log.warning("%s: nothing heard of router %s", record.name, record.spec.router_id)
                 self._fail(record, Cancelled("the router was not heard of"))
-        routers = {record.spec.router_id for record in self._records.values()}
-        self._router_heard_s = {router: at for router, at in self._router_heard_s.items() if router in routers}
+        self._routers.keep({record.spec.router_id for record in self._records.values()})
         if self.is_idle and not self._books_checked:
             self._pool.check_integrity()
             self._books_checked = True
@@ -173,6 +167,11 @@ class DecodeCore:
         return 1000 / rate if rate else 0.0
 
     @property
+    def num_waiting(self) -> int:
+        """Sequences that are not in the batch yet."""
+        return max(0, len(self._by_name) - self.num_running)
+
+    @property
     def is_idle(self) -> bool:
         """No lease, no sequence, no block in use."""
         return not self._records and not self._by_name
@@ -187,7 +186,7 @@ class DecodeCore:
         record.block_ids = list(result.block_ids)
         self._pool.transfer(record.block_ids, key.owner, record.name)
         closing = result.closing
-        self._hub.set_handoff(key, _handoff_message(result, record.spec.report_block_checksums))
+        self._hub.set_handoff(key, handoff_message(result, record.spec.report_block_checksums))
         if closing.finish_reason is None:
             try:
                 sequence = handed_over(
@@ -211,7 +210,7 @@ class DecodeCore:
         if record is None or record.spec.key != key:
             return
         assert record.state is ChoiceState.PULLING, record
-        self._tell_failure(record, error, missing_blocks, retryable=error.retryable or _is_late(error))
+        self._tell_failure(record, error, missing_blocks, retryable=is_worth_another_try(error))
         if self.destination.renew(key):
             record.move(ChoiceState.STALLED)
         else:
@@ -227,7 +226,7 @@ class DecodeCore:
     # What the compute thread reports
 
     def on_step(self, report: StepReport) -> None:
-        self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        self.num_running = report.num_running
         if report.progress:
             mean_tokens = sum(len(item.tokens) for item in report.progress) / len(report.progress)
             self.tokens_per_sequence_s.add(mean_tokens, report.seconds)
@@ -310,7 +309,7 @@ class DecodeCore:
             self._pool.release(record.block_ids, record.name)
             record.block_ids = []
         if not self._by_name:
-            self.num_running = self.num_waiting = 0
+            self.num_running = 0
 
     # Small questions
 
@@ -328,18 +327,8 @@ class DecodeCore:
             itl_ms=self.itl_ms,
         )
 
-    def _heard_s(self, record: ChoiceRecord, now_s: float) -> float:
+    def _is_deserted(self, record: ChoiceRecord, now_s: float) -> bool:
         router_id = record.spec.router_id
-        if self._hub.is_listening(router_id):
-            return now_s
-        return max(record.heard_s, self._router_heard_s.get(router_id, 0.0))
-
-
-def _is_late(error: PdRelayError) -> bool:
-    """A peer that did not answer in time: of a request that is a failure, of a handoff a reason to place it again."""
-    return isinstance(error, DeadlineExceeded)
-
-
-def _handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
-    checksums = [int(value) for value in result.checksums.reshape(-1)] if with_checksums else []
-    return pb.HandoffDone(bytes=result.num_bytes, transport=result.transport, block_checksums=checksums)
+        return self._routers.is_silent(
+            router_id, is_listening=self._hub.is_listening(router_id), heard_s=record.heard_s, now_s=now_s
+        )

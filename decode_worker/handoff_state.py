@@ -1,21 +1,21 @@
-"""A sequence out of what a handoff brought."""
+"""What a handoff brought: a sequence to go on with, a report to the router, or a failure."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from kv_transfer.destination import PullResult
 from kv_transfer.manifest import Closing, HiddenState
 from pd_engine.cache.arena import TORCH_DTYPES
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
-from pd_engine.errors import FailedPrecondition
+from pd_engine.errors import DeadlineExceeded, FailedPrecondition, PdRelayError
 from pd_engine.sequence import Sequence
 from pd_engine.service.requests import Choice
 
 
-def handed_over(
-    engine: Engine, name: str, choice: Choice, closing: Closing, block_ids: list[int]
-) -> Sequence:
+def handed_over(engine: Engine, name: str, choice: Choice, closing: Closing, block_ids: list[int]) -> Sequence:
     """The sequence after its first token: all P prompt positions computed, one token sampled.
 
     Raises:
@@ -39,6 +39,17 @@ def handed_over(
         num_computed_mtp=num_computed if engine.has_mtp else 0,
         pending_hidden=_pending_hidden(engine, closing.hidden) if engine.has_mtp else None,
     )
+
+
+def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
+    checksums = [int(value) for value in result.checksums.reshape(-1)] if with_checksums else []
+    return pb.HandoffDone(bytes=result.num_bytes, transport=result.transport, block_checksums=checksums)
+
+
+def is_worth_another_try(error: PdRelayError) -> bool:
+    """Whether the router should place the journey again after this failure of its handoff: a peer that did not answer
+    in time is a reason for that, although a deadline of the request itself would not be."""
+    return error.retryable or isinstance(error, DeadlineExceeded)
 
 
 def _pending_hidden(engine: Engine, hidden: HiddenState | None) -> Tensor:

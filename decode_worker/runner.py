@@ -40,14 +40,13 @@ class StepReport:
 
     Attributes:
         failed: names of sequences that the step broke on; the runner has forgotten them.
-        num_running, num_waiting: in and for the batch, after the step.
+        num_running: in the batch, after the step.
         seconds: its duration.
     """
 
     progress: Sequence[Progress]
     failed: Sequence[str]
     num_running: int
-    num_waiting: int
     seconds: float
 
 
@@ -91,10 +90,7 @@ class DecodeRunner:
         for name in [*failed, *(item.name for item in progress if item.finish_reason)]:
             self.drop(name)
         self._report(
-            StepReport(
-                progress=progress, failed=failed, num_running=self._batch.num_running,
-                num_waiting=self._batch.num_waiting, seconds=seconds,
-            )
+            StepReport(progress=progress, failed=failed, num_running=self._batch.num_running, seconds=seconds)
         )
         return True
 

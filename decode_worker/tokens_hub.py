@@ -137,6 +137,10 @@ class TokensHub:
     def num_streams(self) -> int:
         return len(self._subscriptions)
 
+    def knows(self, key: JourneyKey) -> bool:
+        """Whether it goes on, or has ended so lately that its router may not have read the end."""
+        return key in self._stories
+
     def subscribe(self, router_id: str) -> Subscription:
         """A new stream for this router: it begins with everything known; an older one of the same router ends."""
         old = self._subscriptions.pop(router_id, None)

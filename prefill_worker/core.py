@@ -34,6 +34,8 @@ from prefill_worker.scheduler import Waiting, admit, queue_wait_ms
 
 log = logging.getLogger(__name__)
 
+MAX_REMEMBERED = 1_000  # settled jobs, for repeated calls
+
 Post = Callable[[Callable[[], None]], None]
 
 
@@ -127,7 +129,8 @@ class PrefillCore:
             if job.is_open and job.deadline_s is not None and now_s >= job.deadline_s:
                 self._end(job, DeadlineExceeded("the request's deadline passed before its first token"))
             settled = not job.is_open and job.name not in self._by_name
-            if settled and now_s >= job.settled_at_s + LONGEST_MESSAGE_LIFE_S:
+            is_old = now_s >= job.settled_at_s + LONGEST_MESSAGE_LIFE_S or len(self._jobs) > MAX_REMEMBERED
+            if settled and is_old:
                 del self._jobs[journey_id]
         if not self._by_name and not self._books_checked:
             self._pool.check_integrity()

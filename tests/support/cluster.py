@@ -16,6 +16,7 @@ from typing import Any
 from decode_worker.worker import DecodeWorker
 from pd_engine.settings import load_settings
 from prefill_worker.worker import PrefillWorker
+from support.leaks import assert_no_leaks
 
 SECRET = "a-secret-for-tests-only-0123456789"
 START_TIMEOUT_S = 60.0
@@ -109,14 +110,15 @@ async def worker_processes(
 async def local_workers(settings: dict[str, Any], *, secret: str = SECRET) -> AsyncIterator[tuple[str, str]]:
     """Addresses of one prefill and one decode worker in this event loop (their compute threads are real).
 
-    At the end nothing may be held any more, whatever the test did.
+    At the end no file, thread or process may be left, whatever the test did.
     """
     parsed = load_settings(None, dict(settings))
-    prefill = PrefillWorker(parsed, worker_id="prefill-0", host="127.0.0.1", secret=secret)
-    decode = DecodeWorker(parsed, worker_id="decode-0", host="127.0.0.1", secret=secret)
-    try:
-        addresses = (await prefill.start()).address, (await decode.start()).address
-        yield addresses
-    finally:
-        await decode.stop()
-        await prefill.stop()
+    with assert_no_leaks():
+        prefill = PrefillWorker(parsed, worker_id="prefill-0", host="127.0.0.1", secret=secret)
+        decode = DecodeWorker(parsed, worker_id="decode-0", host="127.0.0.1", secret=secret)
+        try:
+            yield (await prefill.start()).address, (await decode.start()).address
+        finally:
+            await decode.stop()
+            await prefill.stop()
+            del prefill, decode  # and with them the arenas, whose mapping goes with their last tensor
