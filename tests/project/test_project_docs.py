@@ -94,3 +94,16 @@ def test_the_pinned_hooks_are_the_checks_of_make() -> None:
     for tool in ("ruff check", "mypy", "lint-imports", "pd_ops.protos", "pd_ops.settings_doc", "pd_ops.commands_doc"):
         assert tool in hooks
         assert tool in recipe
+
+
+def test_every_decision_is_listed_and_has_its_parts() -> None:
+    folder = ROOT / "ops" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    pages = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
+    numbers = [path.name[:4] for path in pages]
+    assert len(numbers) == len(set(numbers))
+    for path in pages:
+        assert f"[{path.name[:4]}]({path.name})" in index, f"{path.name} is not in the list"
+        text = path.read_text(encoding="utf-8").lower()
+        assert text.startswith(f"# {path.name[:4]}")
+        assert "change our mind" in text, path.name
