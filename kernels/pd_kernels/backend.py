@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from pd_kernels.cpu.native import library_directory, usable_isas
+from pd_kernels.cpu.ops import CpuOps
 from pd_kernels.ops import Ops
 from pd_kernels.reference import ReferenceOps
 
@@ -20,19 +22,29 @@ class OpsUnavailable(RuntimeError):
 
 
 def load_ops(name: OpsName, *, threads: int) -> Ops:
-    """The ops of this process. Also sets torch's own threads, which the reference computes on.
+    """The ops of this process; the choice is logged.
 
     Args:
-        name: "reference" is torch; "cpu" the compiled ops; "auto" the compiled ops if they are built, else the
-            reference.
-        threads: compute threads.
+        name: "reference" is torch; "cpu" the compiled ops, of the best instruction set that this CPU has; "auto" the
+            compiled ops if they are built, else the reference.
+        threads: compute threads. Torch is given as many for the reference, and one beside the compiled ops.
 
     Raises:
         OpsUnavailable: "cpu" was asked for and is not built.
     """
-    torch.set_num_threads(threads)
-    if name == "cpu":
-        raise OpsUnavailable("the compiled CPU ops are not built")
-    ops = ReferenceOps()
-    log.info("ops: %s (%s)", ops.name, ops.numerics)
+    isas = usable_isas()
+    if name == "cpu" and not isas:
+        raise OpsUnavailable(
+            f"the compiled CPU ops are not built for this CPU in {library_directory()}; `python -m pd_kernels.build` "
+            "builds them where there is a C++ compiler"
+        )
+    ops: Ops
+    if name == "reference" or not isas:
+        torch.set_num_threads(threads)
+        ops = ReferenceOps()
+    else:
+        torch.set_num_threads(1)
+        ops = CpuOps(isas[-1], threads=threads)
+    unbuilt = " because no compiled ops are built" if name == "auto" and not isas else ""
+    log.info("ops: %s%s (%s)", ops.name, unbuilt, ops.numerics)
     return ops

@@ -1,1 +1,5 @@
 """Copying pieces between arenas."""
+
+from pd_kernels.block_copy.copy import copy_pieces
+
+__all__ = ["copy_pieces"]

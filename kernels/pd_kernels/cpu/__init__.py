@@ -1,0 +1,1 @@
+"""The compiled CPU ops: what their sources share, and how Python calls them."""

@@ -1,0 +1,227 @@
+"""`Ops` over the compiled libraries. Each method is one call into C++: allocate the result, pass pointers.
+
+Activations may be slices of wider rows (a part of a fused projection); they need not be copied first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pd_kernels.block_checksum.reference import keys as checksum_keys
+from pd_kernels.build import source_digest
+from pd_kernels.cpu import packing
+from pd_kernels.cpu.native import load_library
+from pd_kernels.cpu.packing import DTYPE_CODES, PackedAbsorbed, PackedExperts, PackedLinear
+from pd_kernels.ops import GateConfig, Rows, SamplingRows
+
+
+class CpuOps:
+    """The ops of one instruction set. The number of threads is the process's, and changes no bits."""
+
+    def __init__(self, isa: str, *, threads: int) -> None:
+        self._lib = load_library(isa)
+        self._isa = isa
+        self._lib.pd_set_num_threads(threads)
+        self._checksum_keys = checksum_keys(0)
+
+    @property
+    def name(self) -> str:
+        return f"cpu-{self._isa}"
+
+    @property
+    def numerics(self) -> str:
+        return f"cpu-{source_digest()}/{self._isa}"
+
+    def pack_linear(self, weight_MD: Tensor) -> PackedLinear:
+        return packing.pack_linear(weight_MD)
+
+    def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
+        return packing.pack_absorbed(w_uk_HNC, w_uv_HVC)
+
+    def pack_experts(self, gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor | None,
+                     shared_down: Tensor | None) -> PackedExperts:
+        return packing.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
+
+    def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
+        T, (Z, D) = ids_T.shape[0], table_ZD.shape
+        assert ids_T.dtype is torch.int64 and table_ZD.is_contiguous()
+        out = torch.empty(T, D, dtype=table_ZD.dtype)
+        bad = self._lib.pd_embed(
+            ids_T.contiguous().data_ptr(), T, table_ZD.data_ptr(), Z, D * table_ZD.element_size(), out.data_ptr())
+        if bad >= 0:
+            raise IndexError(f"token id {int(ids_T[bad])} is not in a table of {Z}")
+        return out
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        T, D = x_TD.shape
+        assert weight_D.dtype is torch.float32
+        out = torch.empty(T, D, dtype=x_TD.dtype)
+        self._lib.pd_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), x_TD.stride(0), T, D, weight_D.data_ptr(),
+                              eps, out.data_ptr(), D)
+        return out
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        T, D = x_TD.shape
+        assert weight_D.dtype is torch.float32 and x_TD.is_contiguous() and residual_TD.is_contiguous()
+        out, total = torch.empty_like(x_TD), torch.empty_like(x_TD)
+        self._lib.pd_add_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), residual_TD.data_ptr(), T, D,
+                                  weight_D.data_ptr(), eps, out.data_ptr(), total.data_ptr())
+        return out, total
+
+    def linear(self, x_TD: Tensor, weight: PackedLinear, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        T, K = x_TD.shape
+        code = DTYPE_CODES[x_TD.dtype]
+        assert K == weight.K and code == weight.code, (x_TD.shape, x_TD.dtype, weight.K)
+        dtype = out_dtype or x_TD.dtype
+        out = torch.empty(T, weight.N, dtype=dtype)
+        self._lib.pd_linear(code, x_TD.data_ptr(), x_TD.stride(0), T, weight.pointer, K, weight.N, out.data_ptr(),
+                            DTYPE_CODES[dtype])
+        return out
+
+    def mla_queries(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
+        T, P, R = q_TF.shape[0], rope_P2R.shape[0], 2 * rope_P2R.shape[2]
+        assert q_TF.shape[1] == weight.H * (weight.N + R)
+        out = torch.empty(T, weight.H, weight.C + R, dtype=q_TF.dtype)
+        bad = self._lib.pd_mla_queries(
+            weight.code, q_TF.data_ptr(), q_TF.stride(0), T, weight.H, weight.N, R, weight.C, weight.w_uk_pointer,
+            rope_P2R.data_ptr(), P, positions_T.data_ptr(), out.data_ptr())
+        if bad >= 0:
+            raise IndexError(f"row {bad}: position {int(positions_T[bad])} is not below {P}")
+        return out
+
+    def latent_write(self, kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Tensor, rows: Rows,
+                     cache_GKE: Tensor) -> None:
+        T, E = kv_TE.shape
+        C, (G, K, width) = norm_weight_C.shape[0], cache_GKE.shape
+        assert width == E and cache_GKE.dtype is kv_TE.dtype and norm_weight_C.dtype is torch.float32
+        bad = self._lib.pd_latent_write(
+            DTYPE_CODES[kv_TE.dtype], kv_TE.data_ptr(), kv_TE.stride(0), T, C, E - C, norm_weight_C.data_ptr(), eps,
+            rope_P2R.data_ptr(), rope_P2R.shape[0], rows.positions_T.data_ptr(), rows.slots_T.data_ptr(),
+            cache_GKE.data_ptr(), G * K)
+        if bad >= 0:
+            raise IndexError(f"row {bad}: slot {int(rows.slots_T[bad])} or position {int(rows.positions_T[bad])} "
+                             f"is outside a cache of {G * K} slots and {rope_P2R.shape[0]} positions")
+
+    def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
+                      latent_width: int) -> Tensor:
+        T, H, E = q_THE.shape
+        G, K, _ = cache_GKE.shape
+        S, B = rows.block_tables_SB.shape
+        assert cache_GKE.shape[2] == E and cache_GKE.dtype is q_THE.dtype and q_THE.is_contiguous()
+        out = torch.empty(T, H, latent_width, dtype=q_THE.dtype)
+        bad = self._lib.pd_mla_attention(
+            DTYPE_CODES[q_THE.dtype], q_THE.data_ptr(), T, H, E, latent_width, cache_GKE.data_ptr(), G, K,
+            rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(), rows.block_tables_SB.data_ptr(), S, B, scale,
+            first_position, out.data_ptr())
+        if bad >= 0:
+            raise _bad_row(rows, bad, cache_GKE)
+        return out
+
+    def absorb_values(self, o_THC: Tensor, weight: PackedAbsorbed) -> Tensor:
+        T, H, C = o_THC.shape
+        assert weight.H == H and weight.C == C and o_THC.is_contiguous()
+        out = torch.empty(T, H * weight.V, dtype=o_THC.dtype)
+        self._lib.pd_absorb_values(
+            weight.code, o_THC.data_ptr(), T, H, C, weight.V, weight.w_uv_pointer, out.data_ptr())
+        return out
+
+    def mla_attention_expanded(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, cache_GKE: Tensor,
+                               rows: Rows, scale: float, first_position: int) -> Tensor:
+        T, P, R = q_TF.shape[0], rope_P2R.shape[0], 2 * rope_P2R.shape[2]
+        G, K, E = cache_GKE.shape
+        S, B = rows.block_tables_SB.shape
+        assert E == weight.C + R and cache_GKE.dtype is q_TF.dtype and q_TF.shape[1] == weight.H * (weight.N + R)
+        out = torch.empty(T, weight.H * weight.V, dtype=q_TF.dtype)
+        bad = self._lib.pd_mla_attention_expanded(
+            weight.code, q_TF.data_ptr(), q_TF.stride(0), T, weight.H, weight.N, R, weight.C, weight.V,
+            weight.expanded_keys.pointer, weight.expanded_values.pointer, rope_P2R.data_ptr(), P,
+            cache_GKE.data_ptr(), G, K, rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(),
+            rows.block_tables_SB.data_ptr(), S, B, scale, first_position, out.data_ptr())
+        if bad >= 0:
+            raise _bad_row(rows, bad, cache_GKE)
+        return out
+
+    def moe_gate(self, x_TD: Tensor, weight: PackedLinear, bias_X: Tensor,
+                 config: GateConfig) -> tuple[Tensor, Tensor]:
+        T, D = x_TD.shape
+        assert D == weight.K and DTYPE_CODES[x_TD.dtype] == weight.code and bias_X.dtype is torch.float32
+        weights = torch.empty(T, config.num_experts_per_token)
+        experts = torch.empty(T, config.num_experts_per_token, dtype=torch.int32)
+        self._lib.pd_moe_gate(
+            weight.code, x_TD.data_ptr(), x_TD.stride(0), T, D, weight.pointer, bias_X.data_ptr(), weight.N,
+            config.num_groups, config.num_groups_kept, config.num_experts_per_token, config.normalize, config.scale,
+            weights.data_ptr(), experts.data_ptr())
+        return weights, experts
+
+    def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: PackedExperts) -> Tensor:
+        T, D = x_TD.shape
+        assert D == experts.D and DTYPE_CODES[x_TD.dtype] == experts.code
+        assert weights_TK.dtype is torch.float32 and experts_TK.dtype is torch.int32
+        out = torch.empty(T, D, dtype=x_TD.dtype)
+        bad = self._lib.pd_moe_experts(
+            experts.code, x_TD.data_ptr(), x_TD.stride(0), T, D, experts.inner, experts.num_experts,
+            experts.gate_up_pointer, experts.down_pointer, experts.shared_inner, experts.shared_gate_up_pointer,
+            experts.shared_down_pointer, weights_TK.data_ptr(), experts_TK.data_ptr(), experts_TK.shape[1],
+            out.data_ptr())
+        if bad >= 0:
+            raise IndexError(f"expert {int(experts_TK.flatten()[bad])} is not below {experts.num_experts}")
+        return out
+
+    def swiglu(self, x_TD: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        T, D = x_TD.shape
+        assert D == gate_up.K and down.N == D and gate_up.N == 2 * down.K and DTYPE_CODES[x_TD.dtype] == down.code
+        out = torch.empty(T, D, dtype=x_TD.dtype)
+        self._lib.pd_swiglu(down.code, x_TD.data_ptr(), x_TD.stride(0), T, D, down.K, gate_up.pointer, down.pointer,
+                            out.data_ptr())
+        return out
+
+    def concat_norms(self, a_TD: Tensor, a_weight_D: Tensor, b_TD: Tensor, b_weight_D: Tensor, eps: float) -> Tensor:
+        T, D = a_TD.shape
+        assert a_weight_D.dtype is torch.float32 and b_weight_D.dtype is torch.float32
+        out = torch.empty(T, 2 * D, dtype=a_TD.dtype)
+        code, pointer = DTYPE_CODES[a_TD.dtype], out.data_ptr()
+        self._lib.pd_rms_norm(
+            code, a_TD.data_ptr(), a_TD.stride(0), T, D, a_weight_D.data_ptr(), eps, pointer, 2 * D)
+        self._lib.pd_rms_norm(code, b_TD.data_ptr(), b_TD.stride(0), T, D, b_weight_D.data_ptr(), eps,
+                              pointer + D * out.element_size(), 2 * D)
+        return out
+
+    def sample(self, logits_TZ: Tensor, rows: SamplingRows) -> npt.NDArray[np.int32]:
+        T, Z = logits_TZ.shape
+        assert logits_TZ.dtype is torch.float32 and logits_TZ.is_contiguous()
+        tokens = np.empty(T, dtype=np.int32)
+        self._lib.pd_sample(
+            logits_TZ.data_ptr(), T, Z, rows.temperature_T.ctypes.data, rows.top_k_T.ctypes.data,
+            rows.top_p_T.ctypes.data, rows.seed_T.ctypes.data, rows.position_T.ctypes.data, tokens.ctypes.data)
+        return tokens
+
+    def logprobs(self, logits_TZ: Tensor) -> npt.NDArray[np.float32]:
+        T, Z = logits_TZ.shape
+        assert logits_TZ.dtype is torch.float32 and logits_TZ.is_contiguous()
+        out = np.empty((T, Z), dtype=np.float32)
+        self._lib.pd_logprobs(logits_TZ.data_ptr(), T, Z, out.ctypes.data)
+        return out
+
+    def block_checksums(self, pieces: list[memoryview]) -> npt.NDArray[np.uint64]:
+        count = len(pieces)
+        num_bytes = np.array([piece.nbytes for piece in pieces], dtype=np.int64)
+        num_words = -(-int(num_bytes.max(initial=0)) // 4)
+        if num_words > len(self._checksum_keys):
+            self._checksum_keys = checksum_keys(num_words)
+        arrays = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
+        pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
+        out = np.empty(count, dtype=np.uint64)
+        self._lib.pd_checksums(pointers, num_bytes.ctypes.data, count, self._checksum_keys.ctypes.data,
+                               out.ctypes.data)
+        return out
+
+
+def _bad_row(rows: Rows, row: int, cache_GKE: Tensor) -> IndexError:
+    return IndexError(
+        f"row {row}: position {int(rows.positions_T[row])} of sequence {int(rows.sequence_T[row])} is not within "
+        f"{tuple(rows.block_tables_SB.shape)} block tables over a cache of {cache_GKE.shape[0]} blocks")

@@ -1,0 +1,98 @@
+"""Weights in the order in which the CPU ops read them (cpu/matmul.h), packed once at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LANES = 16
+UNIT_NUMBERS = {torch.bfloat16: 2, torch.float32: 1}
+DTYPE_CODES = {torch.bfloat16: 0, torch.float32: 1}
+
+
+def pack(weight_bNK: Tensor) -> Tensor:
+    """[..., N, K] -> [..., ⌈N/16⌉, ⌈K/u⌉, 16, u], zeros in the padding; u = 2 numbers a unit in bf16, else 1."""
+    unit = UNIT_NUMBERS[weight_bNK.dtype]
+    *batch, N, K = weight_bNK.shape
+    padded = functional.pad(weight_bNK, (0, -K % unit, 0, -N % LANES))
+    blocks = padded.reshape(*batch, -(-N // LANES), LANES, -(-K // unit), unit)
+    return blocks.transpose(-3, -2).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """N outputs, K inputs, their dtype's code; `pointer` is that of `units`, which it keeps alive."""
+
+    units: Tensor
+    pointer: int
+    N: int
+    K: int
+    code: int
+
+
+def pack_linear(weight_NK: Tensor) -> PackedLinear:
+    units = pack(weight_NK)
+    return PackedLinear(units, units.data_ptr(), weight_NK.shape[0], weight_NK.shape[1], DTYPE_CODES[weight_NK.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAbsorbed:
+    """kv_b_proj a head, for queries (C outputs, N inputs) and values (V outputs, C inputs); and for the expanded
+    form all heads' keys and values as two projections of the latent."""
+
+    w_uk: Tensor
+    w_uv: Tensor
+    expanded_keys: PackedLinear
+    expanded_values: PackedLinear
+    w_uk_pointer: int
+    w_uv_pointer: int
+    H: int
+    N: int
+    C: int
+    V: int
+    code: int
+
+
+def pack_absorbed(w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
+    H, N, C = w_uk_HNC.shape
+    w_uk, w_uv = pack(w_uk_HNC.transpose(1, 2)), pack(w_uv_HVC)
+    return PackedAbsorbed(
+        w_uk, w_uv, pack_linear(w_uk_HNC.reshape(H * N, C)), pack_linear(w_uv_HVC.reshape(-1, C)),
+        w_uk.data_ptr(), w_uv.data_ptr(), H, N, C, w_uv_HVC.shape[1], DTYPE_CODES[w_uk_HNC.dtype],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """All routed experts, and the shared one or None."""
+
+    gate_up: Tensor
+    down: Tensor
+    shared_gate_up: PackedLinear | None
+    shared_down: PackedLinear | None
+    gate_up_pointer: int
+    down_pointer: int
+    shared_gate_up_pointer: int | None
+    shared_down_pointer: int | None
+    num_experts: int
+    inner: int
+    shared_inner: int
+    D: int
+    code: int
+
+
+def pack_experts(gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor | None,
+                 shared_down: Tensor | None) -> PackedExperts:
+    assert (shared_gate_up is None) == (shared_down is None)
+    gate_up, down = pack(gate_up_X2ID), pack(down_XDI)
+    up = None if shared_gate_up is None else pack_linear(shared_gate_up)
+    out = None if shared_down is None else pack_linear(shared_down)
+    return PackedExperts(
+        gate_up, down, up, out, gate_up.data_ptr(), down.data_ptr(),
+        None if up is None else up.pointer, None if out is None else out.pointer,
+        down_XDI.shape[0], down_XDI.shape[2], 0 if out is None else out.K, down_XDI.shape[1],
+        DTYPE_CODES[down_XDI.dtype],
+    )

@@ -1,0 +1,159 @@
+// Choosing tokens: operation for operation the steps of sample/reference.py, so that the token is the same.
+
+#include <algorithm>
+
+namespace pd {
+
+constexpr float MIN_TEMPERATURE = 1e-5f;
+constexpr int SUM_LANES = 8;
+
+// Philox4x32-10 (Salmon et al. 2011) of sixteen counters (block + lane, c1, c2, 0): four words a lane.
+inline void philox(uint32_t block, uint32_t c1, uint32_t c2, uint32_t k0, uint32_t k1, U (&words)[4]) {
+    static const uint32_t iota[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    U w0 = set_u(block) + load_u(iota), w1 = set_u(c1), w2 = set_u(c2), w3 = set_u(0);
+    for (int round = 0; round < 10; round++) {
+        U high0, low0, high1, low1;
+        multiply_wide(w0, 0xD2511F53u, high0, low0);
+        multiply_wide(w2, 0xCD9E8D57u, high1, low1);
+        w0 = high1 ^ w1 ^ set_u(k0);
+        w2 = high0 ^ w3 ^ set_u(k1);
+        w1 = low1;
+        w3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    words[0] = w0;
+    words[1] = w1;
+    words[2] = w2;
+    words[3] = w3;
+}
+
+inline V gumbel(U words) {
+    const V uniform = (from_int(words >> 9) + set(0.5f)) * set(1.0f / 8388608.0f);
+    return negative(log(negative(log(uniform))));
+}
+
+// Noise of the vocabulary entries 64 chunk .. 64 chunk + 63 at one position.
+inline void noise_chunk(uint64_t seed, int64_t position, uint32_t chunk, float* noise) {
+    U words[4];
+    philox(chunk * LANES, (uint32_t)position, (uint32_t)((uint64_t)position >> 32), (uint32_t)seed,
+           (uint32_t)(seed >> 32), words);
+    float lanes[LANES];
+    for (int w = 0; w < 4; w++) {
+        store(lanes, gumbel(words[w]));
+        for (int i = 0; i < LANES; i++) noise[4 * i + w] = lanes[i];
+    }
+}
+
+inline int first_largest(const float* x, int count) {
+    int best = 0;
+    for (int i = 1; i < count; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+// Sum of doubles: lane i sums x[i], x[i + 8], ...; then the lanes in order.
+inline double sum_lanes(const float* x, int count) {
+    double lanes[SUM_LANES] = {};
+    int i = 0;
+    for (; i + SUM_LANES <= count; i += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) lanes[j] += x[i + j];
+    for (int j = 0; i + j < count; j++) lanes[j] += x[i + j];
+    double total = lanes[0];
+    for (int j = 1; j < SUM_LANES; j++) total += lanes[j];
+    return total;
+}
+
+struct Ranked { float z; int index; };
+inline bool ranks_after(Ranked a, Ranked b) { return a.z < b.z || (a.z == b.z && a.index > b.index); }
+
+// Lowers every entry of z that top-k and top-p drop to -inf... and marks it in `kept`.
+inline void keep_best(const float* z, int count, int top_k, float top_p, bool* kept) {
+    Scratch scratch;
+    const bool limited = top_k > 0 && top_k < count;
+    Ranked* heap = scratch.take<Ranked>(count);
+    for (int i = 0; i < count; i++) heap[i] = {z[i], i};
+    int size = limited ? top_k : count;
+    if (limited) std::nth_element(heap, heap + top_k - 1, heap + count, [](Ranked a, Ranked b) { return ranks_after(b, a); });
+    std::memset(kept, 0, count);
+    if (top_p >= 1.0f) {
+        for (int i = 0; i < size; i++) kept[heap[i].index] = true;
+        return;
+    }
+    std::make_heap(heap, heap + size, ranks_after);
+    float* p = scratch.take<float>(count + LANES);
+    const V best = set(heap[0].z);
+    for_lanes(count, [&](int i, int n) { store_upto(p + i, exp(load_upto(z + i, n) - best), n); });
+    if (limited) {
+        for (int i = 0; i < size; i++) kept[heap[i].index] = true;
+        for (int i = 0; i < count; i++)
+            if (!kept[i]) p[i] = 0.0f;
+        std::memset(kept, 0, count);
+    }
+    const double limit = (double)top_p * sum_lanes(p, count);
+    double before = 0.0;
+    do {
+        std::pop_heap(heap, heap + size, ranks_after);
+        const int index = heap[--size].index;
+        kept[index] = true;
+        before += p[index];
+    } while (size > 0 && before < limit);
+}
+
+inline int sample_row(const float* logits, int count, float temperature, int top_k, float top_p, uint64_t seed,
+                      int64_t position) {
+    Scratch scratch;
+    const bool greedy = temperature < MIN_TEMPERATURE;
+    float* z = scratch.take<float>(count + LANES);
+    for_lanes(count, [&](int i, int n) {
+        V v = load_upto(logits + i, n);
+        v = as_float(select_nan(v, as_bits(set(-INFINITY)), as_bits(v)));
+        store_upto(z + i, greedy ? v : v / set(temperature), n);
+    });
+    if (greedy) return first_largest(z, count);
+    bool* kept = nullptr;
+    if ((top_k > 0 && top_k < count) || top_p < 1.0f) {
+        kept = scratch.take<bool>(count);
+        keep_best(z, count, top_k, top_p, kept);
+    }
+    int best = -1;
+    float best_value = 0.0f, noise[4 * LANES];
+    for (int start = 0; start < count; start += 4 * LANES) {
+        const int n = count - start < 4 * LANES ? count - start : 4 * LANES;
+        if (kept && !std::memchr(kept + start, 1, n)) continue;
+        noise_chunk(seed, position, (uint32_t)(start / (4 * LANES)), noise);
+        for (int i = 0; i < n; i++) {
+            if (kept && !kept[start + i]) continue;
+            const float value = z[start + i] + noise[i];
+            if (best < 0 || value > best_value) {
+                best = start + i;
+                best_value = value;
+            }
+        }
+    }
+    return best;
+}
+
+PD_EXPORT void pd_sample(const float* logits, long num_rows, int vocab_size, const float* temperature,
+                          const int32_t* top_k, const float* top_p, const uint64_t* seed, const int64_t* position,
+                          int32_t* tokens) {
+    Pool::instance().run(num_rows, [&](long t) {
+        tokens[t] = sample_row(logits + t * vocab_size, vocab_size, temperature[t], top_k[t], top_p[t], seed[t],
+                               position[t]);
+    });
+}
+
+PD_EXPORT void pd_logprobs(const float* logits, long num_rows, int vocab_size, float* out) {
+    Pool::instance().run(num_rows, [&](long t) {
+        Scratch scratch;
+        const float* row = logits + t * vocab_size;
+        float* p = scratch.take<float>(vocab_size + LANES);
+        float best = row[0];
+        for (int i = 1; i < vocab_size; i++) best = row[i] > best ? row[i] : best;
+        for_lanes(vocab_size, [&](int i, int n) { store_upto(p + i, exp(load_upto(row + i, n) - set(best)), n); });
+        const double shift = (double)best + std::log(sum_lanes(p, vocab_size));
+        for (int i = 0; i < vocab_size; i++) out[t * vocab_size + i] = (float)((double)row[i] - shift);
+    });
+}
+
+}  // namespace pd
