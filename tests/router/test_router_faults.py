@@ -161,15 +161,15 @@ async def test_the_only_decode_worker_dies_and_comes_back() -> None:
         assert list((await running).output_ids) == ANSWER
 
 
-async def test_one_token_is_left_and_decode_dies() -> None:
+async def test_one_token_is_left_when_decode_fails() -> None:
     """The last token needs no handoff: prefill samples it, and no decode worker is asked again."""
     async with router_lab() as lab:
-        lab.decode[0].faults.die_at = 19
+        lab.decode[0].faults.fail_at = {19: pb.Failure(code="unavailable", message="x", retryable=True)}
         await check_same_stream(lab)
         last = lab.prefill[0].requests[-1]
         assert last.no_handoff
         assert list(last.token_ids) == PROMPT + ANSWER[:19]
-        await lab.decode[0].start()
+        assert all_calls(lab, "Reserve") == [1]
 
 
 @pytest.mark.parametrize("index", [0, 1, 11])

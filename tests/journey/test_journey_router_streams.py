@@ -1,0 +1,311 @@
+"""A router over real workers in processes of their own: what its clients get is what one process generates alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import pytest_asyncio
+
+from pd_engine.contracts import api_pb2 as api
+from pd_engine.contracts import api_pb2_grpc
+from pd_engine.engine import Engine
+from pd_engine.errors import InvalidArgument
+from pd_engine.generate import Generation, generate
+from pd_engine.model.checkpoint import resolve_model
+from pd_engine.sampling.params import SamplingParams
+from pd_engine.service.client import typed_error
+from pd_engine.settings import EngineSettings, load_settings
+from pd_engine.text.tokenizer import Tokenizer
+from pd_router.server import Router, WorkerEndpoint
+from support.cluster import SECRET, ProcessWorker, start_process, worker_processes
+from support.leaks import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONTEXT = 400
+WORKERS: dict[str, Any] = {
+    "engine": {"cache_mib": 16, "chunk_tokens": 64, "max_context_length": CONTEXT},
+    "transfer": {"lease_ms": 2_000},
+}
+TEXT = "A dictionary maps keys to values, and the order of its keys is the order in which they were added. " * 60
+
+
+@dataclass
+class Lab:
+    """A started router, its workers, and a stub of its gRPC door."""
+
+    router: Router
+    prefill: list[ProcessWorker]
+    decode: list[ProcessWorker]
+    api: Any
+    http: httpx.AsyncClient
+    log_dir: Path
+
+    async def tell_workers(self) -> None:
+        await self.router.set_workers(
+            [WorkerEndpoint(w.worker_id, w.role, w.address) for w in self.prefill + self.decode]
+        )
+
+    async def restart(self, worker: ProcessWorker) -> None:
+        """A new life on the old address."""
+        fresh = await start_process(
+            worker.role, worker.worker_id, WORKERS, self.log_dir, port=int(worker.address.rpartition(":")[2])
+        )
+        for pool in (self.prefill, self.decode):
+            for index, known in enumerate(pool):
+                if known is worker:
+                    pool[index] = fresh
+
+    async def generate(self, prompt: list[int], asked: SamplingParams, **fields: Any) -> api.GenerateComplete:
+        """The last message; the chunks before it must give the same tokens and text."""
+        ids: list[int] = []
+        text = ""
+        try:
+            async for response in self.api.Generate(request(prompt, asked, **fields)):
+                if response.HasField("complete"):
+                    assert (ids, text) == (list(response.complete.output_ids), response.complete.text)
+                    return response.complete
+                assert response.chunk.index == len(ids)
+                ids += response.chunk.token_ids
+                text += response.chunk.text
+        except grpc.aio.AioRpcError as error:
+            raise typed_error(error) from None
+        raise AssertionError("a stream without its last message")
+
+    async def until_idle(self) -> None:
+        """Every worker that is alive holds nothing, and says so."""
+        await until(lambda: self.router.num_running == 0)
+        await self.router.settled()
+        while not await self._is_idle():  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.05)
+
+    async def num_retries(self) -> float:
+        """Attempts after the first, of all requests so far."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        [value] = [line.split()[1] for line in lines if line.startswith("pd_relay_retries_total ")]
+        return float(value)
+
+    async def _is_idle(self) -> bool:
+        reply = await self.api.GetLoads(api.GetLoadsRequest())
+        return all(
+            load.num_blocks_free == load.num_blocks_total and not load.num_leases and not load.num_pins
+            for load in reply.loads
+        )
+
+
+def request(prompt: list[int], asked: SamplingParams, **fields: Any) -> api.GenerateRequest:
+    return api.GenerateRequest(
+        tokenized=api.TokenizedInput(input_ids=prompt),
+        stream=True,
+        sampling_params=api.SamplingParams(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            max_tokens=asked.max_tokens,
+            stop=asked.stop,
+            stop_token_ids=asked.stop_token_ids,
+            ignore_eos=asked.ignore_eos,
+            seed=asked.seed,
+            logprobs=asked.logprobs,
+            speculate=asked.speculate,
+        ),
+        **fields,
+    )
+
+
+async def start_lab(prefill: list[ProcessWorker], decode: list[ProcessWorker], log_dir: Path) -> AsyncIterator[Lab]:
+    router = Router(
+        load_settings(None, {**WORKERS, "router": {"grpc_port": 0, "http_port": 0, "max_attempts": 8}}), secret=SECRET
+    )
+    addresses = await router.start()
+    async with (
+        grpc.aio.insecure_channel(addresses.grpc) as channel,
+        httpx.AsyncClient(base_url=f"http://{addresses.http}", timeout=60) as http,
+    ):
+        lab = Lab(router, prefill, decode, api_pb2_grpc.PdRelayStub(channel), http, log_dir)
+        try:
+            await lab.tell_workers()
+            yield lab
+            await lab.until_idle()
+        finally:
+            await router.stop(drain_s=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(resolve_model("demo"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=24), max_speculate=8)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lab]:
+    log_dir = tmp_path_factory.mktemp("workers")
+    async with worker_processes(WORKERS, log_dir, prefill=2, decode=2) as (prefill, decode):
+        async for lab in start_lab(prefill, decode, log_dir):
+            yield lab
+
+
+def params(max_tokens: int = 12, **changes: Any) -> SamplingParams:
+    fields: dict[str, Any] = {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "seed": 3,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
+    return SamplingParams(**(fields | changes))
+
+
+def check_equal(complete: api.GenerateComplete, expected: Generation) -> None:
+    """Ids, text, ends, seed, usage, logprob bits."""
+    assert list(complete.output_ids) == list(expected.token_ids)
+    assert complete.text == expected.text
+    assert (complete.finish_reason, complete.stop_reason) == (expected.finish_reason.value, expected.stop_reason)
+    assert complete.seed == expected.seed
+    assert complete.usage.prompt_tokens == expected.usage.prompt_tokens
+    assert complete.usage.completion_tokens == expected.usage.completion_tokens
+    received = [
+        (entry.logprob, tuple(zip(entry.top_token_ids, entry.top_logprobs, strict=True))) for entry in complete.logprobs
+    ]
+    assert received == [(item.logprob, item.top) for item in expected.logprobs]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 200])
+async def test_a_stream_equals_monolithic(lab: Lab, engine: Engine, tokenizer: Tokenizer, num_tokens: int) -> None:
+    """Every pair of workers, seeded and with logprobs; the bytes moved are the valid slots."""
+    prompt = tokenizer.encode(TEXT)[:num_tokens]
+    asked = params(temperature=0.8, top_p=0.9, seed=num_tokens, logprobs=3, ignore_eos=False)
+    expected = generate(engine, tokenizer, prompt, asked, speculate=1, checksums=True)
+    for prefill in ("prefill-0", "prefill-1"):
+        for decode in ("decode-0", "decode-1"):
+            wish = api.Placement(
+                prefill_worker=prefill, decode_worker=decode, bypass_prefix_cache=True, report_block_checksums=True
+            )
+            complete = await lab.generate(prompt, asked, placement=wish)
+            check_equal(complete, expected)
+            if len(expected.token_ids) > 1:
+                assert complete.handoff.bytes == num_tokens * engine.layout.bytes_per_token
+                assert tuple(complete.handoff.block_checksums) == expected.prompt_checksums
+
+
+async def test_same_seed_alone_and_in_company_with_and_without_speculation(
+    lab: Lab, engine: Engine, tokenizer: Tokenizer
+) -> None:
+    """same-seed: eight at once."""
+    ids = tokenizer.encode(TEXT)
+    cases = [
+        (
+            ids[7 * number : 7 * number + 20 + 9 * number],
+            params(6 + number, temperature=0.7, seed=number, speculate=number % 3),
+        )
+        for number in range(8)
+    ]
+    completes = await asyncio.gather(*(lab.generate(prompt, asked) for prompt, asked in cases))
+    for complete, (prompt, asked) in zip(completes, cases, strict=True):
+        check_equal(complete, generate(engine, tokenizer, prompt, asked))
+
+
+@pytest.mark.parametrize("speculate", [0, 3])
+async def test_stop_anywhere(lab: Lab, engine: Engine, tokenizer: Tokenizer, speculate: int) -> None:
+    """stop-anywhere: stop strings and stop tokens at every place inside accepted runs, and every max_tokens."""
+    prompt = tokenizer.encode(TEXT)[:30]
+    whole = generate(engine, tokenizer, prompt, params(12)).token_ids
+    text = tokenizer.decode(whole)
+    cases = [params(n, speculate=speculate) for n in (1, 2, 3, 4, 7)]
+    cases += [params(12, stop_token_ids=(token_id,), speculate=speculate) for token_id in whole[1:6]]
+    cases += [params(12, stop=(text[start : start + 4],), speculate=speculate) for start in (0, 3, 8, 15, 22)]
+    completes = await asyncio.gather(*(lab.generate(prompt, asked) for asked in cases))
+    for complete, asked in zip(completes, cases, strict=True):
+        check_equal(
+            complete,
+            generate(
+                engine,
+                tokenizer,
+                prompt,
+                params(asked.max_tokens, stop=asked.stop, stop_token_ids=asked.stop_token_ids),
+            ),
+        )
+
+
+async def test_length_edges(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
+    """length-edges: the longest prompt but one and the longest work; one token more is refused."""
+    ids = tokenizer.encode(TEXT)[:CONTEXT]
+    for length in (CONTEXT - 2, CONTEXT - 1):
+        asked = params(CONTEXT - length)
+        complete = await lab.generate(ids[:length], asked)
+        check_equal(complete, generate(engine, tokenizer, ids[:length], asked, speculate=1))
+    with pytest.raises(InvalidArgument, match="the prompt has 400 tokens; the context of 400 tokens allows 399"):
+        await lab.generate(ids, params(1))
+
+
+async def test_clients_that_go_away_leave_nothing(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
+    """At random moments of thirty requests; the next request is served, and every block is free at the end."""
+    rng = random.Random(5)
+    ids = tokenizer.encode(TEXT)
+
+    async def go_away() -> None:
+        call = lab.api.Generate(request(ids[: rng.randrange(1, 300)], params(40)))
+        for _ in range(rng.randrange(0, 6)):
+            await call.read()
+        call.cancel()
+
+    for _ in range(5):
+        await asyncio.gather(*(go_away() for _ in range(6)))
+    check_equal(await lab.generate(ids[:50], params()), generate(engine, tokenizer, ids[:50], params()))
+    await lab.until_idle()
+
+
+async def test_the_openai_door_gives_the_same(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode(TEXT)[:40]
+    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0.6, "seed": 9, "return_token_ids": True}
+    expected = generate(
+        engine, tokenizer, prompt, params(12, temperature=0.6, top_p=0.95, seed=9, ignore_eos=False), speculate=1
+    )
+    reply = (await lab.http.post("/v1/completions", json=body)).json()
+    [choice] = reply["choices"]
+    assert (choice["text"], choice["token_ids"]) == (expected.text, list(expected.token_ids))
+    async with lab.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected.text
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_workers_that_are_killed_change_no_token(
+    lab: Lab, engine: Engine, tokenizer: Tokenizer, role: str
+) -> None:
+    """kill -9 of one of two workers while ten streams run: all complete, all equal; it comes back and serves."""
+    ids = tokenizer.encode(TEXT)
+    cases = [(ids[number : number + 150], params(90, temperature=0.7, seed=number, logprobs=0)) for number in range(10)]
+    num_retries = await lab.num_retries()
+    running = [asyncio.create_task(lab.generate(prompt, asked)) for prompt, asked in cases]
+    victim = (lab.decode if role == "decode" else lab.prefill)[0]
+    await until(lambda: lab.router.num_running == 10)
+    if role == "decode":
+        info = await lab.api.GetServerInfo(api.GetServerInfoRequest())
+        while not any(worker.id == victim.worker_id and worker.num_running for worker in info.workers):
+            info = await lab.api.GetServerInfo(api.GetServerInfoRequest())
+    await victim.kill()
+    completes = await asyncio.gather(*running)
+    for complete, (prompt, asked) in zip(completes, cases, strict=True):
+        check_equal(complete, generate(engine, tokenizer, prompt, asked, speculate=1))
+    assert await lab.num_retries() > num_retries, "nothing was running there when it was killed"
+    await lab.restart(victim)
+    await until(lambda: all(link.state.value == "ready" for link in lab.router._registry.links()))
+    wish = {f"{role}_worker": victim.worker_id}
+    complete = await lab.generate(*cases[0], placement=api.Placement(**wish))
+    check_equal(complete, generate(engine, tokenizer, *cases[0], speculate=1))
