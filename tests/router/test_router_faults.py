@@ -220,21 +220,21 @@ async def test_a_worker_that_forgot_the_journey_is_found_by_renewal() -> None:
 
 
 async def test_late_tokens_of_an_older_attempt_are_ignored() -> None:
-    async with router_lab(num_decode=2) as lab:
-        first, second = lab.decode
-        first.faults.fail_at = {3: pb.Failure(code="unavailable", message="x", retryable=True)}
-        second.faults.stall_at = 8
+    """Even from the same worker, in the same life."""
+    async with router_lab() as lab:
+        [decode] = lab.decode
+        decode.faults.fail_at = {3: pb.Failure(code="unavailable", message="x", retryable=True)}
+        decode.faults.stall_at = 8
         running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
-        await second.arrived["stall"].wait()
-        [(journey, attempt)] = calls(first, "Reserve")
-        late = pb.TokensEvent(
-            journey=pb.JourneyRef(journey_id=journey, attempt=attempt), index=8, token_ids=[4000, 4001]
-        )
-        for queue in first.streams.values():
-            queue.put_nowait(late)
+        await decode.arrived["stall"].wait()
+        [(journey, first), (_, second)] = calls(decode, "Reserve")
+        assert (first, second) == (1, 2)
+        [lease] = decode.leases.values()
+        old = pb.JourneyRef(journey_id=journey, attempt=first)
+        decode._tell(lease, pb.TokensEvent(journey=old, index=8, token_ids=[4000, 4001]))
+        decode._tell(lease, pb.TokensEvent(journey=old, failure=pb.Failure(code="internal", message="late")))
         failure = pb.Failure(code="unavailable", message="stalled", retryable=True)
-        [lease] = second.leases.values()
-        second._tell(lease, pb.TokensEvent(journey=lease.request.journey, failure=failure))
+        decode._tell(lease, pb.TokensEvent(journey=lease.request.journey, failure=failure))
         assert list((await running).output_ids) == ANSWER
 
 
