@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pd_kernels.build import find_compiler
 from support.checkout import ROOT, copy_tracked
 
 TORCH = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
@@ -40,6 +41,10 @@ def test_the_base_install_is_small_and_generates(environment: Path) -> None:
     if versions["torch"].endswith("+cpu"):  # the build for CUDA brings its own
         assert not [name for name in versions if name.startswith(("triton", "nvidia", "cuda"))]
     assert not {"transformers", "pytest", "nccl4py", "nixl-cu13"} & versions.keys()
+
+    names = "from pd_kernels.backend import load_ops; print(load_ops('auto', threads=1).name)"
+    ops = subprocess.run([environment / "python", "-c", names], cwd="/", check=True, capture_output=True, text=True)
+    assert ops.stdout.startswith("cpu") is (find_compiler() is not None)
 
     arguments = ["generate", "--model", "demo", "--prompt", "The module", "--max-tokens", "8", "--temperature", "0"]
     answers = [
