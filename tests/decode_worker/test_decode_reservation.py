@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode_worker.reservation import MAX_RETRY_MS, MIN_RETRY_MS, Room, num_blocks_granted, num_slots, retry_after_ms
@@ -29,6 +29,7 @@ def room(free: int, total: int, *, remaining: int | None = None, itl_ms: float =
     )
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 8), st.integers(1, 80), st.integers(0, 80))
 def test_a_grant_covers_the_whole_choice_and_exists(
     prompt: int, max_tokens: int, speculate: int, total: int, free: int
@@ -65,6 +66,7 @@ def test_the_retry_hint_is_bounded() -> None:
     assert retry_after_ms(room(0, 1, remaining=10**6, itl_ms=50.0)) == MAX_RETRY_MS
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 30)), st.integers(1, 4))
 def test_sequences_join_in_order_and_keep_their_place(events: list[int], max_batch: int) -> None:
     batch, alive, arrived = Batch(max_batch), [], 0

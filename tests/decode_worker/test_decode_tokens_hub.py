@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode_worker.tokens_hub import ENDED_LIFE_S, MAX_TOKENS_A_MESSAGE, Subscription, TokensHub
@@ -44,6 +44,7 @@ actions = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(actions)
 def test_no_token_is_lost_or_changed_whatever_the_streams_do(steps: list[tuple[str, int, int]]) -> None:
     hub, router = TokensHub(), Router()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefill_worker.scheduler import MAX_OVERTAKES, ChunkPlan, Remaining, Waiting, admit, plan_chunks, queue_wait_ms
@@ -14,6 +14,7 @@ def queue(lengths: list[int]) -> list[Remaining]:
     return [Remaining(f"p{index}", length) for index, length in enumerate(lengths)]
 
 
+@settings(deadline=None)
 @given(prompt_lengths, st.integers(1, 512))
 def test_a_step_uses_its_whole_budget_and_no_more(lengths: list[int], budget: int) -> None:
     plan = plan_chunks(queue(lengths), budget)
@@ -23,6 +24,7 @@ def test_a_step_uses_its_whole_budget_and_no_more(lengths: list[int], budget: in
     assert len({chunk.name for chunk in plan}) == len(plan)
 
 
+@settings(deadline=None)
 @given(prompt_lengths, st.integers(1, 512))
 def test_the_oldest_always_moves_on_by_half_the_budget(lengths: list[int], budget: int) -> None:
     first = plan_chunks(queue(lengths), budget)[0]
@@ -30,6 +32,7 @@ def test_the_oldest_always_moves_on_by_half_the_budget(lengths: list[int], budge
     assert first.num_tokens >= min(lengths[0], -(-budget // 2))
 
 
+@settings(deadline=None)
 @given(prompt_lengths, st.integers(1, 256))
 def test_everything_is_computed_in_the_least_number_of_steps(lengths: list[int], budget: int) -> None:
     remaining = {prompt.name: prompt.num_tokens for prompt in queue(lengths)}
@@ -52,6 +55,7 @@ def test_a_prompt_alone_gets_the_whole_budget() -> None:
     assert plan_chunks([], 256) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), max_size=20), st.integers(0, 100))
 def test_admission_never_gives_more_blocks_than_there_are(sizes: list[int], free: int) -> None:
     waiting = [Waiting(f"p{index}", size) for index, size in enumerate(sizes)]

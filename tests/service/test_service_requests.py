@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_engine.contracts import worker_pb2 as pb
@@ -71,6 +71,7 @@ def test_a_bad_choice_names_its_field(
         parse_choice(token_ids, num_prompt_tokens, sampling(**changes), LIMITS)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 2**32 - 1), max_size=80), st.integers(0, 2**32 - 1), st.binary(max_size=60),
 )
