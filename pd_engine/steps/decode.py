@@ -47,8 +47,8 @@ def num_slots_needed(sequence: Sequence) -> int:
 def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
     """Runs one step for all sequences, which must differ, not be finished, and have blocks for `num_slots_needed`.
 
-    Appends the emitted tokens to each sequence: cut after the first stop token, at max_tokens, and at the engine's
-    context length.
+    Appends the emitted tokens to each sequence: never more than max_tokens and the engine's context length leave room
+    for, and none after a stop token.
     """
     for sequence in sequences:
         assert sequence.num_computed == sequence.num_tokens - 1, (sequence.name, sequence.num_computed)
@@ -64,7 +64,7 @@ def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
     logits_TZ = engine.main.logits(hidden_TD)
     sampled = _sample_spans(engine, logits_TZ, spans)
     counts = [
-        _num_emitted(engine, sequence, tokens, drafted)
+        _num_emitted(sequence, tokens, drafted)
         for sequence, tokens, drafted in zip(sequences, sampled, drafts, strict=True)
     ]
     emitted = _with_logprobs(engine, logits_TZ, spans, sampled, counts)
@@ -157,14 +157,12 @@ def _sample_spans(engine: Engine, logits_TZ: Tensor, spans: Seq[Span]) -> list[l
     return [[next(tokens) for _ in range(span.count)] for span in spans]
 
 
-def _num_emitted(engine: Engine, sequence: Sequence, tokens: Seq[int], drafted: Seq[int]) -> int:
-    """How many of the sampled tokens are emitted: up to the first that its draft did not foresee, or that ends it."""
-    room = min(
-        sequence.params.max_tokens - sequence.num_generated, engine.max_context_length - sequence.num_tokens
-    )
+def _num_emitted(sequence: Sequence, tokens: Seq[int], drafted: Seq[int]) -> int:
+    """How many of the sampled tokens are emitted: up to the first that its draft did not foresee, or that ends the
+    sequence. There is room for all of them, since no more were drafted (`_num_drafts`)."""
     count = 1
-    while count <= len(drafted) and drafted[count - 1] == tokens[count - 1] and count < room:
-        if tokens[count - 1] in sequence.ending_ids:
+    for token, draft in zip(tokens, drafted, strict=False):
+        if draft != token or token in sequence.ending_ids:
             break
         count += 1
     return count

@@ -9,7 +9,7 @@ import pytest
 
 from pd_engine.engine import Engine
 from pd_engine.model.checkpoint import resolve_model
-from support.engine_cases import CONFIGS, load_engine, write_case
+from support.engine_cases import CONFIGS, available_ops, load_engine, write_case
 
 if TYPE_CHECKING:
     from support.engine_oracle import Oracle
@@ -22,11 +22,17 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_case(folder, name) for name in CONFIGS} | {"demo": resolve_model("demo")}
 
 
+@pytest.fixture(scope="session", params=available_ops())
+def ops(request: pytest.FixtureRequest) -> str:
+    """Each implementation of the ops in turn, as the settings name it."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def engines(checkpoints: dict[str, Path]) -> dict[str, Engine]:
-    """fp32 engines on the reference ops, by name."""
+def engines(checkpoints: dict[str, Path], ops: str) -> dict[str, Engine]:
+    """fp32 engines by name."""
     return {
-        name: load_engine(path, cache_mib=16 if name == "demo" else 4) for name, path in checkpoints.items()
+        name: load_engine(path, ops=ops, cache_mib=16 if name == "demo" else 4) for name, path in checkpoints.items()
     }
 
 

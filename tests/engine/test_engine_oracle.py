@@ -71,10 +71,10 @@ def test_greedy_tokens_equal_transformers(name: str, engines: dict[str, Engine],
 
 @pytest.mark.parametrize("name", ["base", "yarn-v3", "odd", "demo"])
 def test_expanded_prompts_equal_transformers(
-    name: str, checkpoints: dict[str, Path], oracles: dict[str, Oracle]
+    name: str, checkpoints: dict[str, Path], oracles: dict[str, Oracle], ops: str
 ) -> None:
     """`prefill_form: expanded` is the same function, up to rounding."""
-    engine = load_engine(checkpoints[name], prefill_form="expanded")
+    engine = load_engine(checkpoints[name], prefill_form="expanded", ops=ops)
     ids = random_ids(engine.config.vocab_size, NUM_TOKENS)
     sequence = new_sequence(engine, ids)
     hidden = all_hidden(engine, sequence, cut(NUM_TOKENS, 31))
@@ -86,9 +86,11 @@ def test_expanded_prompts_equal_transformers(
 
 
 @pytest.mark.parametrize("name", ["dense-only", "demo"])
-def test_bf16_is_near_transformers(name: str, checkpoints: dict[str, Path], oracles: dict[str, Oracle]) -> None:
+def test_bf16_is_near_transformers(
+    name: str, checkpoints: dict[str, Path], oracles: dict[str, Oracle], ops: str
+) -> None:
     """Only near: roundings add up through the layers, and where two experts are almost equal another one is taken."""
-    engine = load_engine(checkpoints[name], dtype="bf16")
+    engine = load_engine(checkpoints[name], dtype="bf16", ops=ops)
     ids = random_ids(engine.config.vocab_size, NUM_TOKENS)
     got = engine.main.logits(all_hidden(engine, new_sequence(engine, ids), [NUM_TOKENS]))
     check_logits(torch.bfloat16, got, oracles[name].logits(ids))

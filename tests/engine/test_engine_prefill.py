@@ -11,7 +11,7 @@ from pd_engine.sequence import Sequence
 from pd_engine.steps.decode import decode_step
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from pd_engine.steps.state import can_draft, export_hidden, import_hidden, last_hidden
-from support.engine_cases import all_hidden, cut, new_sequence, random_ids, release
+from support.engine_cases import all_hidden, cut, mtp_hidden, new_sequence, random_ids, release
 from support.engine_play import Request, alone
 
 
@@ -77,7 +77,10 @@ def test_state_does_not_depend_on_chunks(engine: Engine, sizes: list[int]) -> No
         assert torch.equal(slots(engine, whole, component, 41), slots(engine, chunked, component, 41))
     assert chunked.num_computed == chunked.num_computed_mtp == 41
     assert torch.equal(last_hidden(whole), last_hidden(chunked))
-    assert torch.equal(last_hidden(whole), all_hidden(engine, whole, [41])[-1:])
+    hidden = all_hidden(engine, whole, [41])
+    assert torch.equal(last_hidden(chunked), hidden[-1:])
+    mtp_hidden(engine, whole, hidden, [40])
+    assert torch.equal(slots(engine, whole, 3, 41), slots(engine, chunked, 3, 41)), "MTP took other states"
     assert can_draft(chunked)
     release(engine, whole, chunked)
 

@@ -39,8 +39,9 @@ def test_any_number_of_drafts_gives_the_plain_answer(engine: Engine, params: dic
     player.prefill(dict.fromkeys(range(5), 13))
     assert player.finish() == [want] * 5
     for sequence in player.sequences:
-        assert sequence.num_accepted > 5, "the test needs accepted drafts"
-        assert sequence.num_drafted > sequence.num_accepted, "and rejected ones"
+        assert sequence.num_accepted > 10, "most first drafts are right"
+        assert sequence.num_drafted > sequence.num_accepted, "and some are wrong"
+    assert player.longest[:3] == [2, 3, 4], "later drafts are right too, so they are sampled with their own noise"
 
 
 @pytest.mark.parametrize("name", ["base", "odd", "no-q-lora-one-group", "demo"])

@@ -48,7 +48,7 @@ def answers(engine: Engine) -> list[Answer]:
     return [alone(engine, request) for request in REQUESTS]
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_schedule_gives_the_answers_of_requests_alone(
     engine: Engine, answers: list[Answer], data: st.DataObject

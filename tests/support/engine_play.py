@@ -47,6 +47,7 @@ class Player:
         self.tokens: list[list[SampledToken]] = []
         self.ends: list[FinishReason | None] = []
         self.checksums: list[tuple[int, ...]] = []
+        self.longest: list[int] = []  # most tokens that one decode step gave each request
         self._num_free = engine.pool.num_free
 
     def add(self, request: Request, *, speculate: int = 0) -> int:
@@ -56,6 +57,7 @@ class Player:
         self.tokens.append([])
         self.ends.append(None)
         self.checksums.append(())
+        self.longest.append(0)
         return number
 
     def remaining(self, number: int) -> int:
@@ -88,6 +90,7 @@ class Player:
         for number, output in zip(chosen, outputs, strict=True):
             self.tokens[number] += output.tokens
             self.ends[number] = output.finish_reason
+            self.longest[number] = max(self.longest[number], len(output.tokens))
 
     def running(self) -> list[int]:
         """Requests that have their first token and go on."""
