@@ -15,7 +15,7 @@ from pd_engine.errors import InvalidArgument, Unavailable
 from pd_engine.service.client import connect, typed_error
 from pd_ops.cluster.ray_runtime import LOOPBACK
 from pd_ops.cluster.state_file import ClusterState, Phase, read_state
-from pd_ops.statistics import StreamTiming
+from pd_ops.latency import StreamTiming
 
 if TYPE_CHECKING:
     from pd_engine.contracts.api_pb2_grpc import PdRelayAsyncStub

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pd_engine.text.defaults import SamplingFields
+from pd_ops.latency import LatencySummary, StreamTiming, summarize
 from pd_ops.output import Document
 from pd_ops.request_options import TextPrompt
-from pd_ops.statistics import LatencySummary, StreamTiming, summarize
 from pd_ops.tables import mib, milliseconds, table
 from pd_ops.verification.outcome import Outcome
 from pd_ops.verification.remote import Request
@@ -109,8 +109,8 @@ class DemoReport:
         rows: Sequence[tuple[str, str]] = (
             ("requests", str(len(self.results))),
             ("tokens", f"{prompt_tokens} read, {tokens} written"),
-            ("time to first token", f"p50 {milliseconds(self.ttft.p50_ms)}, p99 {milliseconds(self.ttft.p99_ms)}"),
-            ("time a token after it", f"p50 {milliseconds(self.itl.p50_ms)}, p99 {milliseconds(self.itl.p99_ms)}"),
+            ("TTFT (time to first token)", f"p50 {milliseconds(self.ttft.p50_ms)}, p99 {milliseconds(self.ttft.p99_ms)}"),
+            ("ITL (time a token after it)", f"p50 {milliseconds(self.itl.p50_ms)}, p99 {milliseconds(self.itl.p99_ms)}"),
             ("drafts accepted", f"{accepted} of {drafted}" + (f" ({accepted / drafted:.0%})" if drafted else "")),
             ("handed over", f"{moved} bytes {sign} {self._num_slots()} slots x {self.bytes_per_token} bytes: {word}"),
             ("memory", f"{mib(self.total_rss_bytes)} in all processes, Ray included"),

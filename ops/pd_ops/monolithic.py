@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pd_engine.model.checkpoint import resolve_model
+from pd_engine.model.config import ModelConfig
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.settings import Settings
 from pd_engine.text.chat import ChatMessage
@@ -30,68 +31,40 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Monolithic:
-    """A loaded model with its tokenizer, in this process."""
+class Questions:
+    """Makes questions as a router does, from a checkpoint's small files alone. Torch-free."""
 
-    engine: Engine
     tokenizer: Tokenizer
     defaults: GenerationDefaults
-    settings: Settings
+    limits: ModelLimits
 
     @classmethod
-    def load(cls, settings: Settings, *, max_speculate: int) -> Monolithic:
+    def load(cls, settings: Settings) -> Questions:
         """Raises:
-        PdRelayError: the checkpoint is not there, broken or not supported, or does not fit.
+        PdRelayError: the checkpoint is not there, broken or not supported.
         """
         path = resolve_model(settings.model)
-        threads = settings.engine.threads
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
-        import torch
-
-        from pd_engine.engine import Engine
-
-        torch.set_num_threads(threads)
+        config = ModelConfig.load(path)
         return cls(
-            tokenizer=Tokenizer.load(path), defaults=GenerationDefaults.load(path), settings=settings,
-            engine=Engine.load(path, settings.engine, max_speculate=max_speculate),
+            tokenizer=Tokenizer.load(path), defaults=GenerationDefaults.load(path),
+            limits=ModelLimits(
+                max_context_length=settings.engine.max_context_length or config.max_position_embeddings,
+                vocab_size=config.vocab_size,
+            ),
         )
 
-    def question(self, prompt: Prompt, fields: SamplingFields, *, request_id: str) -> Question:
-        """What a router would make of it.
-
-        Raises:
-            InvalidArgument: the prompt or the sampling does not fit the model.
+    def ask(self, prompt: Prompt, fields: SamplingFields, *, request_id: str) -> Question:
+        """Raises:
+        InvalidArgument: the prompt or the sampling does not fit the model.
         """
         prompt_ids = self._prompt_ids(prompt)
-        limits = ModelLimits(
-            max_context_length=self.engine.max_context_length, vocab_size=self.engine.config.vocab_size
-        )
-        check_prompt(prompt_ids, limits)
+        check_prompt(prompt_ids, self.limits)
         params = resolve_sampling(
-            fields, self.defaults, limits, num_prompt_tokens=len(prompt_ids), request_id=request_id
+            fields, self.defaults, self.limits, num_prompt_tokens=len(prompt_ids), request_id=request_id
         )
         return Question(
-            prompt_ids=tuple(prompt_ids), params=params,
-            warnings=tuple(self.tokenizer.prompt_warnings(prompt_ids)),
+            prompt_ids=tuple(prompt_ids), params=params, warnings=tuple(self.tokenizer.prompt_warnings(prompt_ids))
         )
-
-    def stream(self, question: Question, *, checksums: bool = False) -> Iterator[Delta | Generation]:
-        """`pd_engine.generate.generate_stream` with the settings' speculation and chunks."""
-        from pd_engine.generate import generate_stream
-
-        return generate_stream(
-            self.engine, self.tokenizer, question.prompt_ids, question.params,
-            chunk_tokens=self.settings.engine.chunk_tokens, speculate=self.settings.decode.speculate,
-            checksums=checksums,
-        )
-
-    def answer(self, question: Question, *, checksums: bool = False) -> Generation:
-        """The whole answer at once."""
-        *_, last = self.stream(question, checksums=checksums)
-        from pd_engine.generate import Generation
-
-        assert isinstance(last, Generation), last
-        return last
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         match prompt:
@@ -101,3 +74,43 @@ class Monolithic:
                 return self.tokenizer.chat_ids([ChatMessage("user", prompt.text)])
             case TextPrompt():
                 return self.tokenizer.encode(prompt.text, parse_special=prompt.parse_special, add_bos=prompt.add_bos)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Monolithic:
+    """A loaded model in this process."""
+
+    questions: Questions
+    engine: Engine
+    settings: Settings
+
+    @classmethod
+    def load(cls, settings: Settings, questions: Questions) -> Monolithic:
+        """Raises:
+        PdRelayError: the weights are broken or not supported, or do not fit.
+        """
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.engine.threads))  # read when torch is imported
+        from pd_engine.engine import Engine
+
+        engine = Engine.load(
+            resolve_model(settings.model), settings.engine, max_speculate=settings.decode.speculate
+        )
+        return cls(questions=questions, engine=engine, settings=settings)
+
+    def stream(self, question: Question, *, checksums: bool = False) -> Iterator[Delta | Generation]:
+        """`pd_engine.generate.generate_stream` with the settings' speculation and chunks."""
+        from pd_engine.generate import generate_stream
+
+        return generate_stream(
+            self.engine, self.questions.tokenizer, question.prompt_ids, question.params,
+            chunk_tokens=self.settings.engine.chunk_tokens, speculate=self.settings.decode.speculate,
+            checksums=checksums,
+        )
+
+    def answer(self, question: Question, *, checksums: bool = False) -> Generation:
+        """The whole answer at once."""
+        from pd_engine.generate import Generation
+
+        *_, last = self.stream(question, checksums=checksums)
+        assert isinstance(last, Generation), last
+        return last

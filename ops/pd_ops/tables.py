@@ -8,12 +8,12 @@ SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns padded to their widest cell; numbers and what begins with a digit stand right, the rest left."""
+    """Columns padded to their widest cell, under their names. A column of numbers stands right, any other left."""
     cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
-    lines = [[column.ljust(width) for column, width in zip(columns, widths, strict=True)]]
-    lines += [[_aligned(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    padded = [
+        _padded(name, values) for name, *values in zip(columns, *cells, strict=True)
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
 
 
 def si(number: int) -> str:
@@ -32,5 +32,7 @@ def milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} ms"
 
 
-def _aligned(cell: str, width: int) -> str:
-    return cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+def _padded(name: str, values: Sequence[str]) -> list[str]:
+    width = max(map(len, (name, *values)))
+    is_number = all(value[:1].isdigit() or value in ("-", "") for value in values)
+    return [text.rjust(width) if is_number else text.ljust(width) for text in (name, *values)]

@@ -21,24 +21,31 @@ from pd_ops.cluster.processes import guarded
 
 with guarded() as guard:
     marked = subprocess.Popen(["sleep", "600"], env={**os.environ, **guard.environment}, start_new_session=True)
-    other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    log = guard.directory / "log"
+    with log.open("w") as file:
+        writing = subprocess.Popen(["sleep", "600"], stdout=file, start_new_session=True)
+    with log.open() as file:
+        other = subprocess.Popen(["sleep", "600"], stdin=file, start_new_session=True)
     print(json.dumps({
-        "marked": marked.pid, "other": other.pid, "guardian": guard.guardian_pid, "directory": str(guard.directory),
+        "marked": marked.pid, "writing": writing.pid, "other": other.pid, "guardian": guard.guardian_pid, "directory": str(guard.directory),
     }), flush=True)
     time.sleep(600)
 """
 
 
-def test_a_killed_process_leaves_nothing_that_it_marked() -> None:
+def test_a_killed_process_leaves_nothing_behind() -> None:
+    """What was started with its mark or writes to its directory is ended; what only reads there is somebody else's."""
     serving = subprocess.Popen([sys.executable, "-c", SERVING], stdout=subprocess.PIPE, text=True)
     assert serving.stdout is not None
     told = json.loads(serving.stdout.readline())
-    marked, guardian, other = (psutil.Process(told[name]) for name in ("marked", "guardian", "other"))
+    marked, writing, guardian, other = (
+        psutil.Process(told[name]) for name in ("marked", "writing", "guardian", "other")
+    )
     try:
         assert Path(told["directory"]).is_dir()
         serving.send_signal(signal.SIGKILL)
         serving.wait()
-        _, alive = psutil.wait_procs([marked, guardian], timeout=WAIT_S)
+        _, alive = psutil.wait_procs([marked, writing, guardian], timeout=WAIT_S)
         assert alive == []
         assert other.is_running()
         assert not Path(told["directory"]).exists()

@@ -101,8 +101,8 @@ class WorkerActor:
             log.warning("not drained after %g s: stopping all the same", drain_s)
         await self._worker.stop()
 
-    async def loaded_libraries(self) -> list[str]:
-        """Top-level names of all modules that this process has imported."""
+    async def imported_modules(self) -> list[str]:
+        """Top-level names of all modules that this process has imported: for checks of what it must not."""
         return _top_level_modules()
 
     async def wait_for_death(self) -> None:
@@ -162,10 +162,10 @@ class RouterActor:
 
     async def _stop(self, drain_s: float) -> None:
         if self._router is not None:
-            await self._router.stop()
+            await self._router.stop(drain_s)
 
-    async def loaded_libraries(self) -> list[str]:
-        """Top-level names of all modules that this process has imported."""
+    async def imported_modules(self) -> list[str]:
+        """Top-level names of all modules that this process has imported: for checks of what it must not."""
         return _top_level_modules()
 
     async def wait_for_death(self) -> None:

@@ -137,11 +137,6 @@ class Controller:
         self._deaths.discard(death)
         return death.result()
 
-    async def loaded_libraries(self) -> dict[str, list[str]]:
-        """Top-level modules that each actor's process has imported, by actor id."""
-        lists = await asyncio.gather(*(self._call(actor, "loaded_libraries") for actor in self._actors))
-        return dict(zip((actor.plan.actor_id for actor in self._actors), lists, strict=True))
-
     async def _death(self, actor: _Actor) -> str:
         try:
             await actor.handle.wait_for_death.remote()

@@ -1,8 +1,9 @@
 """Ray under a cluster: started here for this cluster alone, or joined where it already runs.
 
-A Ray of our own is small and private: loopback only, no dashboard, no usage reports, the smallest object store (no
-request touches it), and just as many idle processes at the start as actors will need. It lives and dies with this
-process; a guardian sees to it if we are killed.
+A Ray of our own is small: no dashboard, no usage reports, the smallest object store (no request touches it), and just
+as many idle processes at the start as actors will need. It lives and dies with this process; a guardian sees to it if
+we are killed. Ray listens on all interfaces whatever one tells it, and lets nobody in without its token (its default
+for a cluster that `ray.init` starts).
 """
 
 from __future__ import annotations
@@ -88,13 +89,13 @@ def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) ->
             return ray.init(address=settings.ray_address, **common)
         return ray.init(
             address="local", num_cpus=num_cpus, num_gpus=0, include_dashboard=False,
-            object_store_memory=settings.object_store_mib * 2**20, _node_ip_address=LOOPBACK,
+            object_store_memory=settings.object_store_mib * 2**20,
             _temp_dir=str(guard.directory), **common,
         )
     except (RuntimeError, ConnectionError, TimeoutError, ValueError, OSError) as error:
         where = "start" if settings.ray_address is None else f"be reached at {settings.ray_address}"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Unavailable(f"Ray could not {where}: {reason}") from error
+        reasons = [str(one).strip().splitlines()[0] for one in (error, error.__cause__) if one and str(one).strip()]
+        raise Unavailable(f"Ray could not {where}: {': '.join(reasons) or type(error).__name__}") from error
 
 
 def _shut_down(ray: Any, guard: Guarded) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
 
 import typer
 
 from pd_engine.settings import load_settings
 from pd_ops.commands import options
+from pd_ops.monolithic import Monolithic, Question, Questions
 from pd_ops.output import Output
 from pd_ops.request_options import read_prompt, read_sampling
 from pd_ops.results import delta_document, generation_document, summary_line
-
-if TYPE_CHECKING:
-    from pd_ops.monolithic import Monolithic, Question
 
 
 def command(
@@ -55,10 +52,9 @@ def command(
         model=model, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops
     )
     settings = load_settings(config, overrides)
-    from pd_ops.monolithic import Monolithic
-
-    monolithic = Monolithic.load(settings, max_speculate=settings.decode.speculate)
-    asked = monolithic.question(question, fields, request_id=secrets.token_hex(16))
+    questions = Questions.load(settings)
+    asked = questions.ask(question, fields, request_id=secrets.token_hex(16))
+    monolithic = Monolithic.load(settings, questions)
     streams = not as_json if stream is None else stream
     _answer(monolithic, asked, output, streams=streams)
 

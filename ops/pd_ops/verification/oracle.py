@@ -10,7 +10,7 @@ from pd_ops.verification.remote import Request
 def expected_outcome(monolithic: Monolithic, request: Request) -> Outcome:
     """The outcome of a request that names its seed."""
     assert request.sampling.seed is not None, "without a seed the two runs would differ"
-    question = monolithic.question(request.prompt, request.sampling, request_id="")
+    question = monolithic.questions.ask(request.prompt, request.sampling, request_id="")
     answer = monolithic.answer(question, checksums=True)
     return Outcome(
         token_ids=answer.token_ids, text=answer.text, finish_reason=answer.finish_reason.value,

@@ -11,7 +11,7 @@ from pd_engine.contracts import api_pb2
 from pd_engine.errors import FailedPrecondition
 from pd_engine.settings import Settings
 from pd_ops.client import router_client
-from pd_ops.monolithic import Monolithic
+from pd_ops.monolithic import Monolithic, Questions
 from pd_ops.verification.cases import Case, CaseLimits, make_cases
 from pd_ops.verification.oracle import expected_outcome
 from pd_ops.verification.outcome import first_difference, outcome_of
@@ -76,7 +76,7 @@ def load_oracle(settings: Settings, info: api_pb2.GetModelInfoResponse) -> Monol
     Raises:
         FailedPrecondition: the fingerprints differ.
     """
-    oracle = Monolithic.load(settings, max_speculate=settings.decode.speculate)
+    oracle = Monolithic.load(settings, Questions.load(settings))
     if oracle.engine.fingerprint != info.fingerprint:
         raise FailedPrecondition(
             f"the cluster serves {info.model_path} ({info.dtype}, fingerprint {info.fingerprint}), this process "

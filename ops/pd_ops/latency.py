@@ -1,11 +1,10 @@
-"""Percentiles of latencies."""
+"""Latencies of streams, and their percentiles."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-
-import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,5 +44,7 @@ def summarize(samples_ms: Sequence[float]) -> LatencySummary:
     """Median and 99th percentile, linear between ranks."""
     if not samples_ms:
         return LatencySummary(p50_ms=None, p99_ms=None)
-    p50_ms, p99_ms = np.percentile(np.asarray(samples_ms, dtype=np.float64), [50, 99])
-    return LatencySummary(p50_ms=float(p50_ms), p99_ms=float(p99_ms))
+    if len(samples_ms) == 1:
+        return LatencySummary(p50_ms=samples_ms[0], p99_ms=samples_ms[0])
+    percentiles = statistics.quantiles(samples_ms, n=100, method="inclusive")
+    return LatencySummary(p50_ms=percentiles[49], p99_ms=percentiles[98])

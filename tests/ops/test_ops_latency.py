@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pd_ops.statistics import LatencySummary, StreamTiming, summarize
+from pd_ops.latency import LatencySummary, StreamTiming, summarize
 
 
 def test_percentiles_are_linear_between_ranks() -> None:

@@ -1,0 +1,218 @@
+"""A cluster as a user has it: `pd-relay serve` with one worker a pool, and the commands that talk to it.
+
+Every process is real and started through Ray. The cluster is shared by the tests of this module; its end, with no
+process left, is checked when they are done.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from support.commands import COMMAND, Finished, Serving, environment, run_command
+
+pytestmark = pytest.mark.cluster
+
+NAME = "served"
+GONE_S = 30.0
+MAX_WORKER_BYTES = 350_000_000   # beyond weights and the arena's resident pages
+MAX_ROUTER_BYTES = 200_000_000
+MAX_CLUSTER_BYTES = 2_500_000_000
+WORKER_KEYS = {
+    "id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running",
+    "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds",
+}
+TOKENS = ("--token-ids", "0,17,300,4000", "--max-tokens", "12", "--seed", "5", "--temperature", "0.7", "--logprobs", "2",
+          "--ignore-eos", "--json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    ready: dict[str, Any]
+    state_directory: Path
+
+    def run(self, command: str, *arguments: str | bytes, cluster: str | None = NAME) -> Finished:
+        named = ("--cluster", cluster) if cluster else ()
+        return run_command(command, *named, *arguments, PD_RELAY_STATE_DIR=str(self.state_directory))
+
+    def status(self) -> dict[str, Any]:
+        return self.run("status", "--json").document
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("state")
+    serving = Serving(
+        "--model", "demo", "--cluster", NAME, "--grpc-port", "0", "--http-port", "0",
+        state_directory=directory, log=directory / "serve.log",
+    )
+    try:
+        ready = serving.event()
+        assert ready["event"] == "ready", serving.stderr()
+        processes = psutil.Process(ready["pid"]).children(recursive=True)
+        assert len(processes) > 3
+        cluster = Cluster(ready=ready, state_directory=directory)
+        yield cluster
+        stopped = cluster.run("stop", "--json").document
+        assert stopped == {
+            "cluster": NAME, "pid": ready["pid"], "stopped": True, "forced": False, "killed_pids": [],
+        }
+        assert serving.rest() == [{"event": "stopped", "cluster": NAME}]
+        assert serving.process.returncode == 0
+        assert psutil.wait_procs(processes, timeout=0)[1] == []
+    finally:
+        serving.close()
+
+
+def test_a_completion_is_what_one_process_gives(cluster: Cluster) -> None:
+    remote, alone = cluster.run("submit", *TOKENS), run_command("generate", *TOKENS)
+    assert (remote.code, alone.code) == (0, 0), remote.stderr + alone.stderr
+    handoff = remote.document.pop("handoff")
+    assert {**remote.document, "handoff": None} == alone.document
+    assert remote.document["handoff"] == {
+        "prefill_worker": "prefill-0", "decode_worker": "decode-0", "bytes": 4 * 5 * 576 * 2,
+        "transport": "shared_memory",
+    }, handoff
+
+
+def test_a_stream_says_the_same(cluster: Cluster) -> None:
+    *steps, complete = cluster.run("submit", *TOKENS, "--stream").events
+    assert complete.pop("event") == "complete"
+    assert [token for event in steps for token in event["token_ids"]] == complete["token_ids"]
+    assert [one for event in steps for one in event["logprobs"]] == complete["logprobs"]
+    assert "".join(event["text"] for event in steps) == complete["text"]
+    people = cluster.run("submit", *TOKENS[:-1])
+    assert people.stdout == complete["text"] + "\n"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--token-ids", "999999"], "token ids must be in [0, 4096)"),
+    (["--token-ids", ",".join(["1"] * 8192)], "at most"),
+    (["--prompt", "a", "--max-tokens", "100000"], "max_tokens must be at most"),
+    (["--prompt", "a", "--temperature", "nan"], "temperature must be"),
+])
+def test_bad_input_is_refused(cluster: Cluster, arguments: list[str], message: str) -> None:
+    finished = cluster.run("submit", "--json", *arguments)
+    assert finished.code == 2
+    assert message in finished.document["error"]["message"]
+    assert len(finished.stderr.splitlines()) == 1
+
+
+def test_status(cluster: Cluster) -> None:
+    document = cluster.status()
+    workers = {worker["id"]: worker for worker in document["workers"]}
+    assert set(workers) == {"prefill-0", "decode-0"}
+    for worker in workers.values():
+        assert set(worker) == WORKER_KEYS
+        assert worker["state"] == "ready"
+        assert worker["num_blocks_total"] >= worker["num_blocks_free"] > 0
+    told = {worker["id"]: worker for worker in cluster.ready["workers"]}
+    for name in ("pid", "epoch", "address", "role"):
+        assert {key: worker[name] for key, worker in workers.items()} == {key: one[name] for key, one in told.items()}
+    assert document["cluster"] == NAME
+    by_port = cluster.run("status", "--json", "--grpc-port", cluster.ready["grpc_address"].split(":")[1], cluster=None)
+    assert by_port.document["memory"]["total_rss_bytes"] is None
+    assert "prefill-0" in cluster.run("status").stdout
+
+
+def test_memory_stays_small(cluster: Cluster) -> None:
+    document = cluster.status()
+    memory = document["memory"]
+    for worker in document["workers"]:
+        beyond = worker["rss_bytes"] - worker["weights_bytes"] - arena_resident_bytes(worker["pid"])
+        assert beyond <= MAX_WORKER_BYTES, (worker["id"], beyond)
+    assert memory["router_rss_bytes"] <= MAX_ROUTER_BYTES
+    assert memory["total_rss_bytes"] <= MAX_CLUSTER_BYTES
+    assert memory["total_rss_bytes"] > memory["workers_rss_bytes"] + memory["router_rss_bytes"] > 0
+
+
+def arena_resident_bytes(pid: int) -> int:
+    """Of its own arena, and of those that it reads from."""
+    maps = psutil.Process(pid).memory_maps(grouped=True)
+    return sum(one.rss for one in maps if "pd-relay-arena" in one.path)
+
+
+def test_no_process_has_what_it_must_not(cluster: Cluster) -> None:
+    """Asked through Ray, as anybody can who may connect to it."""
+    script = (
+        "import json, ray, sys\n"
+        f"ray.init(address=sys.argv[1], namespace='pd-relay-{NAME}', log_to_driver=False, logging_level='error')\n"
+        "actors = {name: ray.get_actor(name) for name in ('router', 'prefill-0', 'decode-0')}\n"
+        "modules = {name: ray.get(actor.imported_modules.remote()) for name, actor in actors.items()}\n"
+        "print(json.dumps(modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, cluster.ready["ray_address"]], capture_output=True, text=True, check=True,
+        env=environment(RAY_AUTH_MODE="token"),  # as Ray asks of whoever joins a cluster that has a token
+    )
+    modules = json.loads(done.stderr.splitlines()[-1])
+    assert "torch" in modules["prefill-0"]
+    assert "torch" in modules["decode-0"]
+    assert "torch" not in modules["router"]
+    assert not any("transformers" in names for names in modules.values())
+    assert "libtorch" not in Path(f"/proc/{cluster.ready['router_pid']}/maps").read_text(encoding="utf-8")
+    assert "libtorch" in Path(f"/proc/{cluster.ready['workers'][0]['pid']}/maps").read_text(encoding="utf-8")
+
+
+def test_ctrl_c_aborts_a_request(cluster: Cluster) -> None:
+    submit = subprocess.Popen(
+        [*COMMAND, "submit", "--cluster", NAME, "--token-ids", "0,1,2", "--max-tokens", "2000", "--ignore-eos",
+         "--stream", "--json"],
+        env=environment(PD_RELAY_STATE_DIR=str(cluster.state_directory)), stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE,
+    )
+    assert submit.stdout is not None
+    assert json.loads(submit.stdout.readline())["event"] == "tokens"
+    submit.send_signal(signal.SIGINT)
+    _, stderr = submit.communicate()
+    assert submit.returncode == 130
+    assert "Traceback" not in stderr
+    while True:  # until nothing is left of it; the test's timeout ends it otherwise
+        status = cluster.status()
+        if status["active_requests"] == 0 and all(
+            worker["num_blocks_free"] == worker["num_blocks_total"] and worker["num_running"] == 0
+            for worker in status["workers"]
+        ):
+            break
+
+
+def test_a_name_and_a_port_are_taken_once(cluster: Cluster, tmp_path: Path) -> None:
+    again = cluster.run("serve", "--grpc-port", "0", "--http-port", "0", "--json")
+    assert again.code == 2
+    assert f"a cluster named '{NAME}' runs on this host already" in again.document["error"]["message"]
+    port = cluster.ready["grpc_address"].split(":")[1]
+    taken = cluster.run("serve", "--grpc-port", port, "--json", cluster="another")
+    assert taken.code == 2
+    assert re.search(rf"cannot listen on 127.0.0.1:{port}: .*--grpc-port", taken.document["error"]["message"])
+
+
+def test_verify(cluster: Cluster) -> None:
+    finished = cluster.run(
+        "verify", "--against", cluster.ready["grpc_address"], "--count", "6", "--seed", "2", "--json", cluster=None
+    )
+    assert finished.code == 0, finished.stderr
+    document = finished.document
+    assert (document["count"], document["identical"], document["different"]) == (6, 6, 0)
+    assert document["handed_over"] >= 4
+    expected = sum(
+        case["prompt_tokens"] for case in document["cases"] if case["handoff_bytes"] is not None
+    ) * document["bytes_per_token"]
+    assert document["handoff_bytes"] == expected > 0
+
+
+def test_verify_refuses_another_model(cluster: Cluster) -> None:
+    finished = cluster.run(
+        "verify", "--against", cluster.ready["grpc_address"], "--count", "1", "--dtype", "fp32", "--json", cluster=None
+    )
+    assert finished.code == 2
+    assert "fingerprint" in finished.document["error"]["message"]
