@@ -1,5 +1,4 @@
 """Copying pieces between two buffers in device memory, or within one."""
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
 import torch
 import triton
@@ -38,5 +37,5 @@ def copy_pieces(source: Tensor, target: Tensor, source_offsets_n: Tensor, target
     num_units = max_length // UNIT_BYTES
     if lengths_n.shape[0] and num_units:
         copy_kernel[triton.cdiv(num_units, BLOCK), lengths_n.shape[0]](
-            source.view(torch.int64), target.view(torch.int64), source_offsets_n, target_offsets_n, lengths_n, num_units,
-            UNIT_BYTES=UNIT_BYTES, BLOCK=BLOCK, num_warps=8)
+            source.view(torch.int64), target.view(torch.int64), source_offsets_n, target_offsets_n, lengths_n,
+            num_units, UNIT_BYTES=UNIT_BYTES, BLOCK=BLOCK, num_warps=8)

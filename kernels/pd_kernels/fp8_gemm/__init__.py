@@ -1,0 +1,1 @@
+"""Block-scaled FP8 products."""

@@ -1,0 +1,1 @@
+"""The FP8 form of a cache slot."""

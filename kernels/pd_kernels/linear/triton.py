@@ -1,0 +1,168 @@
+"""y = x W^T on a GPU, alone or a head, with rows that do not depend on how many there are; bf16, float32 and FP8.
+
+The sum over K is cut into chunks whose width depends on the shape of the weight alone. Within a chunk the matrix
+units add in order of K from zero; the chunks are added in order. A small batch computes the chunks in parallel and
+adds them in a second kernel, a large one computes them one after the other: the same additions. Tiles differ between
+the two, but each is a stack of the same instruction's 64 rows, so a row's bits do not depend on its tile.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NUM_PROGRAMS_WANTED = 160  # a few more than a Hopper GPU has multiprocessors (132)
+MAX_CHUNKS = 16
+MIN_CHUNK = 512
+MAX_ROWS_ALONE = 128  # rows up to which a weight that is not chunked takes small tiles
+MAX_ROWS_CHUNKED = 512  # the same for a chunked weight
+GROUP = 8  # row tiles that share weights in the L2 cache
+BLOCK_SUM = 1024
+GROUP_FP8 = 128  # channels, and columns, that share a scale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    block_t: int
+    block_m: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+SMALL = Tile(block_t=64, block_m=128, block_k=64, num_warps=4, num_stages=4)
+LARGE = Tile(block_t=128, block_m=256, block_k=64, num_warps=8, num_stages=3)
+LARGE_CHUNKED = Tile(block_t=128, block_m=128, block_k=64, num_warps=8, num_stages=4)
+FLOAT32 = Tile(block_t=64, block_m=64, block_k=32, num_warps=4, num_stages=3)
+FP8_SMALL = Tile(block_t=64, block_m=128, block_k=GROUP_FP8, num_warps=4, num_stages=4)
+FP8_LARGE = Tile(block_t=128, block_m=128, block_k=GROUP_FP8, num_warps=8, num_stages=4)
+FP8_LARGE_CHUNKED = Tile(block_t=128, block_m=64, block_k=GROUP_FP8, num_warps=8, num_stages=4)
+IN_ORDER = (LARGE, LARGE_CHUNKED, FP8_LARGE, FP8_LARGE_CHUNKED)  # tiles that add the chunks themselves
+
+
+def chunk_width(num_out: int, num_in: int, num_heads: int) -> int:
+    """Of the parts that the sum over K is cut into: a multiple of 128, or all of K."""
+    num_tiles = -(-num_out // SMALL.block_m) * num_heads
+    num_chunks = min(MAX_CHUNKS, -(-NUM_PROGRAMS_WANTED // num_tiles), max(1, num_in // MIN_CHUNK))
+    width = -(-num_in // num_chunks)
+    return num_in if num_chunks == 1 else -(-width // GROUP_FP8) * GROUP_FP8
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def matmul_kernel(x_ptr, w_ptr, y_ptr, x_scale_ptr, w_scale_ptr, num_rows, num_out, num_in, width, x_row, x_head,
+                  w_head, y_row, y_head, y_chunk, FP8: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr,
+                  BLOCK_K: tl.constexpr, GROUP: tl.constexpr, NUM_CHUNKS: tl.constexpr, EVEN: tl.constexpr):
+    """A [BLOCK_T, BLOCK_M] tile of one head: one chunk of K (NUM_CHUNKS 0), or that many, added in order."""
+    tile, head = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    num_t, num_m = tl.cdiv(num_rows, BLOCK_T), tl.cdiv(num_out, BLOCK_M)
+    first = tile // (GROUP * num_m) * GROUP
+    size = tl.minimum(num_t - first, GROUP)
+    t = (first + tile % (GROUP * num_m) % size) * BLOCK_T + tl.arange(0, BLOCK_T)
+    m = tile % (GROUP * num_m) // size * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    # Rows and columns beyond the end repeat the last one; they are not stored.
+    rows, columns = tl.minimum(t, num_rows - 1).to(tl.int64), tl.minimum(m, num_out - 1).to(tl.int64)
+    x = x_ptr + head * x_head + rows[:, None] * x_row + k[None, :]
+    w = w_ptr + head * w_head + columns[None, :] * num_in + k[:, None]
+    x_scale = x_scale_ptr + rows * tl.cdiv(num_in, 128) if FP8 else x_scale_ptr
+    w_scale = w_scale_ptr + columns // 128 * tl.cdiv(num_in, 128) if FP8 else w_scale_ptr
+    if NUM_CHUNKS == 0:
+        start = tl.program_id(1) * width
+        total = tl.zeros([BLOCK_T, BLOCK_M], tl.float32)
+        total = add_products(total, x, w, x_scale, w_scale, start, tl.minimum(start + width, num_in), k, FP8, EVEN)
+        y_ptr += tl.program_id(1).to(tl.int64) * y_chunk
+    else:
+        total = tl.zeros([BLOCK_T, BLOCK_M], tl.float32)
+        total = add_products(total, x, w, x_scale, w_scale, 0, tl.minimum(width, num_in), k, FP8, EVEN)
+        for chunk in range(1, NUM_CHUNKS):
+            part = tl.zeros([BLOCK_T, BLOCK_M], tl.float32)
+            end = tl.minimum((chunk + 1) * width, num_in)
+            total += add_products(part, x, w, x_scale, w_scale, chunk * width, end, k, FP8, EVEN)
+    y = y_ptr + head * y_head + t.to(tl.int64)[:, None] * y_row + m[None, :]
+    tl.store(y, total.to(y_ptr.dtype.element_ty), mask=(t[:, None] < num_rows) & (m[None, :] < num_out))
+
+
+@triton.jit
+def add_products(acc, x, w, x_scale, w_scale, start, end, k, FP8: tl.constexpr, EVEN: tl.constexpr):
+    """acc + Σ over start <= k < end of x W^T, in float32.
+
+    Args:
+        x, w: pointers to [T, K] and [K, M] at k = 0; FP8: x_scale [T] and w_scale [M] at the first block of 128.
+        EVEN: start and end are multiples of the block of K.
+    """
+    for k0 in range(start, end, k.shape[0]):
+        if EVEN:
+            xs, ws = tl.load(x + k0), tl.load(w + k0)
+        else:
+            xs = tl.load(x + k0, mask=(k0 + k < end)[None, :], other=0.0)
+            ws = tl.load(w + k0, mask=(k0 + k < end)[:, None], other=0.0)
+        if FP8:
+            part = tl.dot(xs, ws) * tl.load(x_scale + k0 // 128)[:, None]
+            acc += part * tl.load(w_scale + k0 // 128)[None, :]
+        else:
+            acc = tl.dot(xs, ws, acc, input_precision="tf32x3")
+    return acc
+
+
+@triton.jit
+def sum_chunks_kernel(partial_ptr, y_ptr, num_values, num_chunks, BLOCK: tl.constexpr):
+    """The chunks' results, added in order."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < num_values
+    total = tl.load(partial_ptr + at, mask=mask, other=0.0)
+    for _ in range(1, num_chunks):
+        partial_ptr += num_values
+        total += tl.load(partial_ptr + at, mask=mask, other=0.0)
+    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def linear(x_TK: Tensor, weight_MK: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x W^T, float32 inside, rounded once to `out_dtype` (the dtype of x by default)."""
+    y_TM = x_TK.new_empty(x_TK.shape[0], weight_MK.shape[0], dtype=out_dtype or x_TK.dtype)
+    matmul(x_TK.unsqueeze(1), weight_MK.unsqueeze(0), y_TM.unsqueeze(1))
+    return y_TM
+
+
+def matmul(x_THK: Tensor, weight_HMK: Tensor, y_THM: Tensor, x_scale: Tensor | None = None,
+           w_scale: Tensor | None = None) -> None:
+    """y_h = x_h W_h^T for each head h. x and y may be strided over T and H; the weight is contiguous.
+
+    e4m3 of one head comes with its scales: float32 [T, blocks of K], and [blocks of M, blocks of K] (fp8_gemm).
+    """
+    (num_rows, num_heads, num_in), num_out = x_THK.shape, weight_HMK.shape[1]
+    assert weight_HMK.is_contiguous() and weight_HMK.dtype == x_THK.dtype, (weight_HMK.dtype, x_THK.dtype)
+    assert x_THK.stride(2) == 1 and y_THM.stride(2) == 1, (x_THK.stride(), y_THM.stride())
+    if num_rows == 0:
+        return
+    width = chunk_width(num_out, num_in, num_heads)
+    num_chunks = -(-num_in // width)
+    tile = choose_tile(num_rows, num_chunks, x_THK.dtype)
+    parallel = num_chunks > 1 and tile not in IN_ORDER
+    out = y_THM if not parallel else torch.empty(
+        num_chunks, num_rows, num_heads, num_out, dtype=torch.float32, device=x_THK.device)
+    num_tiles = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_m)
+    matmul_kernel[num_tiles, num_chunks if parallel else 1, num_heads](
+        x_THK, weight_HMK, out, x_scale, w_scale, num_rows, num_out, num_in, width, x_THK.stride(0), x_THK.stride(1),
+        weight_HMK.stride(0), out.stride(-3), out.stride(-2), out.stride(0) if parallel else 0,
+        FP8=x_scale is not None, BLOCK_T=tile.block_t, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, GROUP=GROUP,
+        NUM_CHUNKS=0 if parallel else num_chunks, EVEN=num_in % tile.block_k == 0, num_warps=tile.num_warps,
+        num_stages=tile.num_stages, enable_fp_fusion=False,
+    )
+    if parallel:
+        assert y_THM.is_contiguous(), y_THM.stride()
+        sum_chunks_kernel[(triton.cdiv(y_THM.numel(), BLOCK_SUM),)](
+            out, y_THM, y_THM.numel(), num_chunks, BLOCK=BLOCK_SUM, num_warps=4)
+
+
+def choose_tile(num_rows: int, num_chunks: int, dtype: torch.dtype) -> Tile:
+    """The tile of a product; it does not change the bits of a row."""
+    if dtype == torch.float32:
+        return FLOAT32
+    is_fp8 = dtype == torch.float8_e4m3fn
+    if num_rows <= (MAX_ROWS_ALONE if num_chunks == 1 else MAX_ROWS_CHUNKED):
+        return FP8_SMALL if is_fp8 else SMALL
+    if num_chunks == 1:
+        return FP8_LARGE if is_fp8 else LARGE
+    return FP8_LARGE_CHUNKED if is_fp8 else LARGE_CHUNKED

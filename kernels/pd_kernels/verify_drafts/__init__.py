@@ -1,0 +1,1 @@
+"""How many tokens of each sequence a verification emits."""
