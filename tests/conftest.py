@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: it cannot be changed later

@@ -56,6 +56,18 @@ TOLERANCES: dict[tuple[str, torch.dtype], Tolerance] = {
     ("swiglu", torch.float32): Tolerance(relative=1e-5, absolute=1e-5),
     ("swiglu", torch.bfloat16): _BF16_TWO_ROUNDINGS,
     ("logprobs", torch.float32): Tolerance(relative=1e-6, absolute=0.0),
+    # GPU kernels that round the softmax weights to bf16 before they multiply the values, as matrix units take them:
+    # up to 2^-9 of a sum of magnitudes. The expanded form rounds keys and values too.
+    ("mla_attention_on_matrix_units", torch.float32): Tolerance(relative=1e-4, absolute=3e-5),
+    ("mla_attention_on_matrix_units", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=BF16_ULP),
+    ("mla_attention_expanded_on_matrix_units", torch.float32): Tolerance(relative=1e-4, absolute=3e-5),
+    ("mla_attention_expanded_on_matrix_units", torch.bfloat16): Tolerance(
+        relative=1.01 * 2 * BF16_ULP, absolute=2 * BF16_ULP),
+    # FP8: both sides see the same e4m3 numbers. A product that is rounded to e4m3 in between may flip a rounding.
+    ("fp8_linear", torch.float32): Tolerance(relative=1e-5, absolute=1e-5),
+    ("fp8_linear", torch.bfloat16): _BF16_SUM,
+    ("fp8_expert", torch.float32): Tolerance(relative=1e-5, absolute=2.0**-7),
+    ("fp8_expert", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=2.0**-7),
     # A whole model's logits against transformers in float32, by the engine's storage dtype.
     ("logits", torch.float32): Tolerance(relative=0.0, absolute=1e-5),
     ("logits", torch.bfloat16): Tolerance(relative=0.0, absolute=3e-2),

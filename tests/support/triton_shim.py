@@ -6,7 +6,7 @@ truncates fp32 to bf16, and rounds about one fp8 cast in fifty wrongly: all sile
 - casts go through torch (round to nearest even; e4m3 saturates at ±448, as the GPU's conversion does),
 - `tl.dot` widens its operands first, which is exact, and sums in fp64, so that the bits of a row do not depend on
   where in a tile it stands (BLAS treats the rows at the edge of a matrix differently),
-- arithmetic, comparison and reduction of bf16 or fp8 raises: kernels must widen first, as they should on a GPU.
+- arithmetic and comparison of bf16 or fp8 raises: kernels must widen first, as they should on a GPU.
 """
 
 from __future__ import annotations
@@ -79,22 +79,11 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
     return operation
 
 
-def _refusing_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
-    def operation(self: Any, operand: Any) -> Any:
-        for tensor in operand if isinstance(operand, tuple) else (operand,):
-            if tensor.dtype.scalar in NARROW:
-                raise NarrowArithmetic(f"reduction in {tensor.dtype}; widen to float32 first")
-        return original(self, operand)
-
-    return operation
-
-
 _builder = type(interpreter.interpreter_builder)
 _original_convert_float = interpreter._convert_float
 interpreter._convert_float = convert_float
 _builder.create_dot = _dot
 _builder.binary_op = _refusing(_builder.binary_op)
 _builder.unary_op = _refusing(_builder.unary_op)
-interpreter.ReduceScanOpInterface.apply = _refusing_reduce(interpreter.ReduceScanOpInterface.apply)
 
 assert "triton" in sys.modules and triton.knobs.runtime.interpret
