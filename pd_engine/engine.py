@@ -14,12 +14,13 @@ from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout
 from pd_engine.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pd_engine.fingerprint import engine_fingerprint
-from pd_engine.model.checkpoint import check_tensors, stored_tensors
+from pd_engine.model.checkpoint import check_tensors, checkpoint_dtype, stored_tensors
 from pd_engine.model.config import ModelConfig, cache_layout
 from pd_engine.model.mla import LayerCache
 from pd_engine.model.mtp import Mtp
+from pd_engine.model.rope import rope_table_bytes
 from pd_engine.model.transformer import Transformer
-from pd_engine.model.weights import ModelWeights, checkpoint_dtype, load_weights, weights_size
+from pd_engine.model.weights import ModelWeights, load_weights, weights_size
 from pd_engine.settings import EngineSettings
 from pd_kernels.backend import OpsUnavailable, load_ops
 from pd_kernels.ops import Ops
@@ -86,7 +87,7 @@ class Engine:
         Raises:
             NotFound, InvalidArgument, FailedPrecondition: the checkpoint is not there, broken or not supported, or
                 does not fit the settings.
-            ResourceExhausted: weights and cache do not fit into this host's memory.
+            ResourceExhausted: weights, cache and table of angles do not fit into this host's memory.
         """
         started_s = time.monotonic()
         config = ModelConfig.load(path)
@@ -98,7 +99,11 @@ class Engine:
         num_blocks = _num_blocks(layout, settings)
         max_context_length = _context_length(config, settings)
         _, num_weight_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)
-        _check_memory(num_weight_bytes, num_blocks * layout.block_bytes)
+        _check_memory({
+            "weights": num_weight_bytes,
+            "cache": num_blocks * layout.block_bytes,
+            "table of angles": rope_table_bytes(config, max_context_length),
+        })
         ops = _load_ops(settings)
         engine = cls(
             config=config,
@@ -143,13 +148,12 @@ def _context_length(config: ModelConfig, settings: EngineSettings) -> int:
     return wanted or config.max_position_embeddings
 
 
-def _check_memory(num_weight_bytes: int, num_cache_bytes: int) -> None:
+def _check_memory(needs: dict[str, int]) -> None:
+    """`needs`: bytes by what they are for."""
     available = psutil.virtual_memory().available
-    if num_weight_bytes + num_cache_bytes > available:
-        raise ResourceExhausted(
-            f"weights ({num_weight_bytes / MIB:.0f} MiB) and cache ({num_cache_bytes / MIB:.0f} MiB) do not fit into "
-            f"the {available / MIB:.0f} MiB that are available on this host"
-        )
+    if sum(needs.values()) > available:
+        listed = ", ".join(f"{name} {num_bytes / MIB:.0f} MiB" for name, num_bytes in needs.items())
+        raise ResourceExhausted(f"{listed}: more than the {available / MIB:.0f} MiB that are available on this host")
 
 
 def _load_ops(settings: EngineSettings) -> Ops:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound
 from pd_engine.model.config import CONFIG_FILE, ModelConfig
-from pd_engine.model.tensors import TensorKind, TensorSpec, checkpoint_tensors
+from pd_engine.model.tensors import EMBEDDING, TensorKind, TensorSpec, checkpoint_tensors
 
 DEMO_NAME = "demo"
 DEMO_PATH = Path(__file__).parent / "demo"
@@ -118,6 +118,13 @@ def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> dict[
         raise FailedPrecondition(f"the weights do not fit {CONFIG_FILE}; {'; '.join(problems)}")
     _check_biases(config, present)
     return present
+
+
+def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> str:
+    """The engine's dtype where the settings say "auto", "bf16" or "fp32": the config's, else that of the embedding."""
+    if config.dtype is not None:
+        return "fp32" if config.dtype == "float32" else "bf16"
+    return "fp32" if stored[EMBEDDING].dtype == "F32" else "bf16"
 
 
 def _check_biases(config: ModelConfig, present: dict[str, TensorSpec]) -> None:

@@ -60,8 +60,7 @@ class Mla:
         ops = self.ops
         fused_TF = ops.linear(x_TD, weights.qkv_a)
         kv_start = fused_TF.shape[1] - self.config.cache_width
-        q_TF = fused_TF[:, :kv_start].contiguous()
-        kv_TE = fused_TF[:, kv_start:].contiguous()
+        q_TF, kv_TE = fused_TF[:, :kv_start], fused_TF[:, kv_start:]
         if weights.q_b is not None:
             assert weights.q_a_norm is not None
             q_TF = ops.linear(ops.rms_norm(q_TF, weights.q_a_norm, LATENT_NORM_EPS), weights.q_b)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pd_engine.model.config import ModelConfig, YarnScaling
 
+_TABLE_ROWS = 4096  # at a time, so that fp64 never holds the whole table
+
 
 def inverse_frequencies(config: ModelConfig) -> npt.NDArray[np.float32]:
     """f_i = theta^(-2i/R) for the R/2 pairs; with YaRN, slowed by `factor` where a pair turns less than `beta_slow`
@@ -45,10 +47,18 @@ def rope_table(config: ModelConfig, num_positions: int) -> Tensor:
     The angle is rounded to fp32 as in the reference code, which the models were trained with; sine and cosine are
     computed in fp64 and rounded once, so that the table has the same bits on every host.
     """
-    positions = np.arange(num_positions, dtype=np.float32)
-    angles = np.outer(positions, inverse_frequencies(config)).astype(np.float64)
-    table = np.stack([np.cos(angles), np.sin(angles)], axis=1) * _magnitude(config.rope_scaling)
-    return torch.from_numpy(np.ascontiguousarray(table, dtype=np.float32))
+    frequencies, magnitude = inverse_frequencies(config), _magnitude(config.rope_scaling)
+    table = np.empty((num_positions, 2, len(frequencies)), dtype=np.float32)
+    for start in range(0, num_positions, _TABLE_ROWS):
+        rows = table[start : start + _TABLE_ROWS]
+        positions = np.arange(start, start + len(rows), dtype=np.float32)
+        angles = np.outer(positions, frequencies).astype(np.float64)
+        rows[:, 0], rows[:, 1] = np.cos(angles) * magnitude, np.sin(angles) * magnitude
+    return torch.from_numpy(table)
+
+
+def rope_table_bytes(config: ModelConfig, num_positions: int) -> int:
+    return num_positions * config.qk_rope_head_dim * np.dtype(np.float32).itemsize
 
 
 def softmax_scale(config: ModelConfig) -> float:

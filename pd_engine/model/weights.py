@@ -158,12 +158,6 @@ def load_weights(
         )
 
 
-def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> str:
-    """The engine's dtype where the settings say "auto": the config's, or else the one of the embedding."""
-    name = config.dtype or {"F32": "float32"}.get(stored[EMBEDDING].dtype if EMBEDDING in stored else "", "bfloat16")
-    return "fp32" if name == "float32" else "bf16"
-
-
 def weights_size(
     config: ModelConfig, stored: dict[str, StoredTensor], *, dtype: str, with_mtp: bool
 ) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pd_engine.engine import Engine
 from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, PdRelayError, ResourceExhausted
 from pd_engine.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
+from pd_engine.model.random_checkpoint import write_random_checkpoint
 from support.engine_cases import all_hidden, load_engine, new_sequence, random_ids, write_case
 
 EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -206,5 +207,14 @@ def test_settings_that_do_not_fit(checkpoints: dict[str, Path]) -> None:
         load_engine(checkpoints["demo"], cache_mib=1, block_size=1024)
     with pytest.raises(InvalidArgument, match=r"max_context_length must be at most .* \(1024\), got 1025"):
         load_engine(path, max_context_length=1025)
-    with pytest.raises(ResourceExhausted, match=r"cache \(1073741824 MiB\)"):
+    with pytest.raises(ResourceExhausted, match=r"cache 1073741824 MiB"):
         load_engine(path, cache_mib=1 << 30)
+
+
+def test_a_context_that_no_memory_holds(tmp_path: Path) -> None:
+    """The config is well-formed, but its table of angles alone would take 4 TiB."""
+    path = tmp_path / "model"
+    write_random_checkpoint(path, {"qk_rope_head_dim": 1024, "max_position_embeddings": 1 << 30})
+    with pytest.raises(ResourceExhausted, match="table of angles 4194304 MiB"):
+        load_engine(path)
+    assert load_engine(path, max_context_length=64).max_context_length == 64

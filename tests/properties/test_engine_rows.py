@@ -25,7 +25,9 @@ REQUESTS = tuple(
     Request(prompt=tuple(random_ids(320, length, seed=number)), params=params)
     for number, (length, params) in enumerate(zip(LENGTHS, PARAMS, strict=True))
 )
-CASES = [(ops, dtype) for ops in available_ops() for dtype in ("fp32", "bf16")]
+CASES = [(ops, dtype, "absorbed") for ops in available_ops() for dtype in ("fp32", "bf16")] + [
+    (ops, "bf16", "expanded") for ops in available_ops()
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
-    ops, dtype = request.param
-    return load_engine(checkpoint, ops=ops, dtype=dtype)
+    ops, dtype, prefill_form = request.param
+    return load_engine(checkpoint, ops=ops, dtype=dtype, prefill_form=prefill_form)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def answers(engine: Engine) -> list[Answer]:
     return [alone(engine, request) for request in REQUESTS]
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_schedule_gives_the_answers_of_requests_alone(
     engine: Engine, answers: list[Answer], data: st.DataObject

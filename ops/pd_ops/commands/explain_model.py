@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pd_engine.explain import Explanation, explain_model
-from pd_engine.model.checkpoint import check_tensors, resolve_model, stored_tensors
+from pd_engine.model.checkpoint import check_tensors, checkpoint_dtype, resolve_model, stored_tensors
 from pd_engine.model.config import ModelConfig
 from pd_engine.settings import load_settings
 from pd_ops.commands import options
@@ -32,13 +32,10 @@ def command(
     architecture = ModelConfig.load(path)
     stored = stored_tensors(path)
     check_tensors(architecture, stored)
-    used_dtype: str = settings.engine.dtype
-    if used_dtype == "auto":
-        from pd_engine.model.weights import checkpoint_dtype  # imports torch
-
-        used_dtype = checkpoint_dtype(architecture, stored)
+    used_dtype = settings.engine.dtype
+    dtype_name = checkpoint_dtype(architecture, stored) if used_dtype == "auto" else used_dtype
     explanation = explain_model(
-        architecture, num_tokens=tokens, dtype=used_dtype, prefill_form=settings.engine.prefill_form
+        architecture, num_tokens=tokens, dtype=dtype_name, prefill_form=settings.engine.prefill_form
     )
     output.document({"model": str(path), **asdict(explanation)})
     output.text(f"{path}\n{_text(explanation)}")
