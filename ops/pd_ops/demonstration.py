@@ -109,8 +109,8 @@ class DemoReport:
         rows: Sequence[tuple[str, str]] = (
             ("requests", str(len(self.results))),
             ("tokens", f"{prompt_tokens} read, {tokens} written"),
-            ("TTFT (time to first token)", f"p50 {milliseconds(self.ttft.p50_ms)}, p99 {milliseconds(self.ttft.p99_ms)}"),
-            ("ITL (time a token after it)", f"p50 {milliseconds(self.itl.p50_ms)}, p99 {milliseconds(self.itl.p99_ms)}"),
+            ("TTFT (time to first token)", _latency_text(self.ttft)),
+            ("ITL (time a token after it)", _latency_text(self.itl)),
             ("drafts accepted", f"{accepted} of {drafted}" + (f" ({accepted / drafted:.0%})" if drafted else "")),
             ("handed over", f"{moved} bytes {sign} {self._num_slots()} slots x {self.bytes_per_token} bytes: {word}"),
             ("memory", f"{mib(self.total_rss_bytes)} in all processes, Ray included"),
@@ -144,3 +144,7 @@ class DemoReport:
             f"request {number}: {result.difference}"
             for number, result in enumerate(self.results) if result.difference is not None
         ]
+
+
+def _latency_text(summary: LatencySummary) -> str:
+    return f"p50 {milliseconds(summary.p50_ms)}, p99 {milliseconds(summary.p99_ms)}"

@@ -32,8 +32,10 @@ WORKER_KEYS = {
     "id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running",
     "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds",
 }
-TOKENS = ("--token-ids", "0,17,300,4000", "--max-tokens", "12", "--seed", "5", "--temperature", "0.7", "--logprobs", "2",
-          "--ignore-eos", "--json")
+TOKENS = (
+    "--token-ids", "0,17,300,4000", "--max-tokens", "12", "--seed", "5", "--temperature", "0.7", "--logprobs", "2",
+    "--ignore-eos", "--json",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

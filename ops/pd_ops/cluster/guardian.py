@@ -53,13 +53,17 @@ def writes_below(pid: str, prefix: str) -> bool:
 
 
 def main() -> None:
-    mark, directory = os.fsencode(sys.argv[1]), sys.argv[2]
+    mark, directory, parent = os.fsencode(sys.argv[1]), sys.argv[2], os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 4096):
         pass
     ended = time.monotonic()
-    while (processes := cluster_processes(mark, directory)) and time.monotonic() < ended + GIVE_UP_S:
+    while time.monotonic() < ended + GIVE_UP_S:
+        # The parent may be alive, and done with the cluster: it is not for us to end.
+        processes = [pid for pid in cluster_processes(mark, directory) if pid != parent]
+        if not processes:
+            break
         if time.monotonic() > ended + GRACE_S:
             for pid in processes:
                 try:

@@ -93,9 +93,13 @@ def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) ->
             _temp_dir=str(guard.directory), **common,
         )
     except (RuntimeError, ConnectionError, TimeoutError, ValueError, OSError) as error:
-        where = "start" if settings.ray_address is None else f"be reached at {settings.ray_address}"
-        reasons = [str(one).strip().splitlines()[0] for one in (error, error.__cause__) if one and str(one).strip()]
-        raise Unavailable(f"Ray could not {where}: {': '.join(reasons) or type(error).__name__}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if settings.ray_address is None:
+            raise Unavailable(f"Ray could not start: {reason}") from error
+        raise Unavailable(
+            f"Ray could not be reached at {settings.ray_address}: {reason}; if it asks for a token, set "
+            f"RAY_AUTH_MODE=token and have its token in ~/.ray/auth_token"
+        ) from error
 
 
 def _shut_down(ray: Any, guard: Guarded) -> None:

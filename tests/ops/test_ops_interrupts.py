@@ -1,0 +1,78 @@
+"""Signals as events: the first asks, the second insists."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pd_ops.cluster.interrupts import Interrupts, uninterrupted, unless
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_the_first_signal_and_the_second() -> None:
+    interrupts = Interrupts()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await interrupts.first.wait()
+    assert not interrupts.second.is_set()
+    os.kill(os.getpid(), signal.SIGINT)
+    await interrupts.second.wait()
+
+
+async def test_work_that_an_event_cuts_short() -> None:
+    event, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    waiting = asyncio.ensure_future(unless(event, work()))
+    await asyncio.sleep(0)
+    event.set()
+    assert await waiting is None
+    assert cancelled.is_set()
+
+
+async def test_work_that_ends_first() -> None:
+    async def work(result: int) -> int:
+        return result
+
+    async def fail() -> None:
+        raise ValueError("its own error")
+
+    assert await unless(asyncio.Event(), work(5)) == 5
+    with pytest.raises(ValueError, match="its own error"):
+        await unless(asyncio.Event(), fail())
+
+
+def test_sigterm_runs_finally() -> None:
+    script = (
+        "import os, signal\n"
+        "from pd_ops.cluster.interrupts import sigterm_interrupts\n"
+        "try:\n"
+        "    with sigterm_interrupts():\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('cleaned up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "cleaned up\n")
+
+
+def test_an_ending_is_not_interrupted() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
