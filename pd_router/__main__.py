@@ -13,6 +13,7 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,12 +26,12 @@ from pd_router.server import Router, WorkerEndpoint
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pd_router", description="Runs a router until SIGTERM or SIGINT.")
     parser.add_argument("--settings-json", default="{}", help="settings as JSON; absent keys have their defaults")
     parser.add_argument("--workers-json", default="[]", help='[{"worker_id": ..., "role": ..., "address": ...}]')
     parser.add_argument("--follow-stdin", action="store_true", help="read lists of workers from stdin")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         settings = _parse_settings(arguments.settings_json)
         logging.basicConfig(level=settings.cluster.log_level.upper(), stream=sys.stderr)

@@ -9,18 +9,29 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.errors import InvalidArgument, NotFound
 from support.router_lab import PROMPT, RouterLab, router_lab, settings
 from support.stub_worker import toy_generate
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def lab() -> AsyncIterator[RouterLab]:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_lab() -> AsyncIterator[RouterLab]:
     async with router_lab(settings()) as lab:
         yield lab
-        assert list((await lab.generate()).output_ids) == toy_generate(PROMPT, 8)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def lab(shared_lab: RouterLab) -> AsyncIterator[RouterLab]:
+    """As if it were new."""
+    shared_lab.forget()
+    yield shared_lab
+    assert list((await shared_lab.generate()).output_ids) == toy_generate(PROMPT, 8)
+    await shared_lab.assert_no_leaks()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.text.chat import ChatMessage
 from pd_router.model_info import ModelInfo
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
 from support.stub_worker import toy_generate
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOKENIZER = ModelInfo.load(settings()).tokenizer
 ANSWER = toy_generate(PROMPT, 8)
@@ -23,10 +26,18 @@ CHAT = {"messages": TURNS, "max_completion_tokens": 8, "temperature": 0, "ignore
 CHAT_IDS = TOKENIZER.chat_ids([ChatMessage(turn["role"], turn["content"]) for turn in TURNS])
 
 
-@pytest.fixture
-async def lab() -> AsyncIterator[RouterLab]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_lab() -> AsyncIterator[RouterLab]:
     async with router_lab(settings()) as lab:
         yield lab
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def lab(shared_lab: RouterLab) -> AsyncIterator[RouterLab]:
+    """As if it were new."""
+    shared_lab.forget()
+    yield shared_lab
+    await shared_lab.assert_no_leaks()
 
 
 async def events(lab: RouterLab, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -286,18 +297,20 @@ async def test_a_client_that_goes_away_ends_its_request(lab: RouterLab, stream: 
     await lab.assert_no_leaks()
 
 
-async def test_models_health_live_and_metrics(lab: RouterLab) -> None:
-    [model] = (await lab.http.get("/v1/models")).json()["data"]
-    assert (model["id"], model["max_model_len"]) == ("demo", 4096)
-    assert (await lab.http.get("/health")).status_code == 200
-    assert (await lab.http.get("/live")).status_code == 200
-    await lab.http.post("/v1/completions", json=BASE)
-    await eventually(lambda: lab.router.num_running == 0)
-    metrics = (await lab.http.get("/metrics")).text
-    assert 'pd_relay_requests_total{end="length"} 1.0' in metrics
-    assert "pd_relay_generated_tokens_total 8.0" in metrics
-    assert 'pd_relay_workers{role="decode",state="ready"} 1.0' in metrics
-    await lab.decode[0].kill()
-    await eventually(lambda: not lab.router._registry.serving)
-    assert (await lab.http.get("/health")).status_code == 503
-    assert (await lab.http.get("/live")).status_code == 200
+async def test_models_health_live_and_metrics() -> None:
+    async with router_lab() as lab:
+        [model] = (await lab.http.get("/v1/models")).json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("demo", 4096)
+        assert (await lab.http.get("/health")).status_code == 200
+        assert (await lab.http.get("/live")).status_code == 200
+        await lab.http.post("/v1/completions", json=BASE)
+        await eventually(lambda: lab.router.num_running == 0)
+        metrics = (await lab.http.get("/metrics")).text
+        assert 'pd_relay_requests_total{end="length"} 1.0' in metrics
+        assert "pd_relay_generated_tokens_total 8.0" in metrics
+        assert 'pd_relay_workers{role="decode",state="ready"} 1.0' in metrics
+        await lab.decode[0].kill()
+        await eventually(lambda: not lab.router._registry.serving)
+        assert (await lab.http.get("/health")).status_code == 503
+        assert (await lab.http.get("/live")).status_code == 200
+        await lab.decode[0].start()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import api_pb2_grpc
 from pd_engine.service.secret import SECRET_ENVIRONMENT
+from pd_router.__main__ import main
 from support.router_lab import SECRET
 from support.stub_worker import StubWorker, toy_generate
 
@@ -43,13 +45,30 @@ def test_it_imports_nothing_heavy() -> None:
         ([], "", "secret"),
     ],
 )
-def test_wrong_usage_exits_with_2(arguments: list[str], secret: str, message: str) -> None:
-    environment = {**os.environ, SECRET_ENVIRONMENT: secret}
-    done = subprocess.run(
-        [sys.executable, "-m", "pd_router", *arguments], capture_output=True, text=True, env=environment, check=False
-    )
+def test_wrong_usage_exits_with_2(
+    arguments: list[str], secret: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SECRET_ENVIRONMENT, secret)
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert message in output.err
+
+
+def test_a_port_in_use_exits_with_2_and_no_traceback() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = {"router": {"grpc_port": 0, "http_port": taken.getsockname()[1]}}
+        done = subprocess.run(
+            [sys.executable, "-m", "pd_router", "--settings-json", json.dumps(settings)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, SECRET_ENVIRONMENT: SECRET},
+            check=False,
+        )
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert "cannot listen on" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -15,7 +15,7 @@ from pd_engine.contracts import api_pb2_grpc
 from pd_engine.service.client import typed_error
 from pd_engine.settings import Settings
 from pd_router.server import Router, WorkerEndpoint
-from support.stub_worker import StubWorker
+from support.stub_worker import Faults, StubWorker
 
 SECRET = "the-secret-of-this-test"
 PROMPT = [11, 22, 33, 44, 55]
@@ -68,6 +68,14 @@ class RouterLab:
 
     def endpoints(self) -> list[WorkerEndpoint]:
         return [WorkerEndpoint(stub.worker_id, stub.role, stub.address) for stub in self.stubs]
+
+    def forget(self) -> None:
+        """What happened so far on the workers, and the faults that were ordered."""
+        for worker in self.stubs:
+            worker.calls.clear()
+            worker.requests.clear()
+            worker.arrived.clear()
+            worker.faults = Faults()
 
     async def stop(self) -> None:
         await self.http.aclose()
