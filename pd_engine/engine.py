@@ -92,9 +92,9 @@ class Engine:
         started_s = time.monotonic()
         config = ModelConfig.load(path)
         stored = stored_tensors(path)
-        check_tensors(config, stored)
-        dtype = checkpoint_dtype(config, stored) if settings.dtype == "auto" else settings.dtype
         with_mtp = max_speculate > 0 and config.has_mtp
+        check_tensors(config, stored, with_mtp=with_mtp)
+        dtype = checkpoint_dtype(config, stored) if settings.dtype == "auto" else settings.dtype
         layout = cache_layout(config, dtype, settings.block_size, with_mtp)
         num_blocks = _num_blocks(layout, settings)
         max_context_length = _context_length(config, settings)

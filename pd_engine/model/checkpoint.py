@@ -87,8 +87,13 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> dict[str, TensorSpec]:
+def check_tensors(
+    config: ModelConfig, stored: dict[str, StoredTensor], *, with_mtp: bool = True
+) -> dict[str, TensorSpec]:
     """The tensors that the config calls for and that are there, by name.
+
+    Args:
+        with_mtp: whether the MTP layer is needed; if not, it may be absent, but only as a whole.
 
     Raises:
         FailedPrecondition: the weights are in FP8, which is not supported yet; or names are missing, unexpected or
@@ -98,26 +103,33 @@ def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> dict[
     if config.weight_format == "fp8":
         raise FailedPrecondition("quantization_config: FP8 weights are not supported yet; a BF16 checkpoint is needed")
     expected = checkpoint_tensors(config)
-    missing = [name for name, spec in expected.items() if name not in stored and not spec.optional]
-    unexpected = [name for name in stored if name not in expected and not name.endswith("rotary_emb.inv_freq")]
-    present = {name: spec for name, spec in expected.items() if name in stored}
-    misshaped = [
-        f"{name} {list(stored[name].shape)} instead of {list(spec.shape)}"
-        for name, spec in present.items() if stored[name].shape != spec.shape
-    ]
-    dtypes = [f"{name} {stored[name].dtype}" for name in present if stored[name].dtype not in PLAIN_DTYPES]
-    problems = [
-        f"{label}: {_listed(names)}"
-        for label, names in (
-            ("missing", missing), ("unexpected", unexpected), ("misshaped", misshaped),
-            (f"not {' or '.join(PLAIN_DTYPES)}", dtypes),
-        )
-        if names
-    ]
+    mtp_names = {name for name, spec in expected.items() if spec.layer == config.num_hidden_layers}
+    has_mtp = bool(mtp_names & stored.keys())
+    if not has_mtp and not with_mtp:
+        expected = {name: spec for name, spec in expected.items() if name not in mtp_names}
+    problems = _problems(expected, stored)
     if problems:
-        raise FailedPrecondition(f"the weights do not fit {CONFIG_FILE}; {'; '.join(problems)}")
-    _check_biases(config, present)
-    return present
+        hint = "" if has_mtp or not mtp_names else "; without speculation the MTP layer is not needed"
+        raise FailedPrecondition(f"the weights do not fit {CONFIG_FILE}; {'; '.join(problems)}{hint}")
+    _check_biases(config, expected, stored)
+    return {name: spec for name, spec in expected.items() if name in stored}
+
+
+def _problems(expected: dict[str, TensorSpec], stored: dict[str, StoredTensor]) -> list[str]:
+    """What does not fit, a kind a string, with names."""
+    present = [spec for name, spec in expected.items() if name in stored]
+    kinds = {
+        "missing": [name for name, spec in expected.items() if name not in stored and not spec.optional],
+        "unexpected": [name for name in stored if name not in expected and not name.endswith("rotary_emb.inv_freq")],
+        "misshaped": [
+            f"{spec.name} {list(stored[spec.name].shape)} instead of {list(spec.shape)}"
+            for spec in present if stored[spec.name].shape != spec.shape
+        ],
+        f"not {' or '.join(PLAIN_DTYPES)}": [
+            f"{spec.name} {stored[spec.name].dtype}" for spec in present if stored[spec.name].dtype not in PLAIN_DTYPES
+        ],
+    }
+    return [f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names]
 
 
 def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> str:
@@ -127,14 +139,12 @@ def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> st
     return "fp32" if stored[EMBEDDING].dtype == "F32" else "bf16"
 
 
-def _check_biases(config: ModelConfig, present: dict[str, TensorSpec]) -> None:
+def _check_biases(config: ModelConfig, expected: dict[str, TensorSpec], stored: dict[str, StoredTensor]) -> None:
     """Without correction biases implementations disagree on the score of a group (the largest score, or the sum of
     the two largest), so such a checkpoint is taken only where there is one group."""
-    if config.n_group == 1:
-        return
-    optional = [spec for spec in checkpoint_tensors(config).values() if spec.kind is TensorKind.ROUTER_BIAS]
-    missing = [spec.name for spec in optional if spec.name not in present]
-    if missing:
+    biases = [name for name, spec in expected.items() if spec.kind is TensorKind.ROUTER_BIAS]
+    missing = [name for name in biases if name not in stored]
+    if missing and config.n_group > 1:
         raise FailedPrecondition(f"missing beside n_group {config.n_group}: {_listed(missing)}")
 
 

@@ -132,3 +132,29 @@ def decoded(engine: Engine, ids: list[int], count: int, *, speculate: int) -> li
         decode_step(engine, [sequence])
     release(engine, sequence)
     return sequence.generated_ids
+
+
+def test_checkpoints_that_transformers_writes(tmp_path: Path) -> None:
+    """Config and weights in transformers' own spelling, not in that of our generator."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=320, hidden_size=48, intermediate_size=64, moe_intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, kv_lora_rank=16,
+        q_lora_rank=12, qk_rope_head_dim=8, v_head_dim=12, qk_nope_head_dim=12, n_group=2, topk_group=1,
+        num_experts_per_tok=2, first_k_dense_replace=1, max_position_embeddings=256, num_mtp_layers=0,
+        initializer_range=0.2,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 5000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+            "mscale": 0.8, "mscale_all_dim": 0.8,
+        },
+    )
+    main = DeepseekV3ForCausalLM(config).eval()
+    main.save_pretrained(tmp_path)
+    engine = load_engine(tmp_path)
+    assert (engine.dtype, engine.has_mtp, engine.config.rope_theta) == ("fp32", False, 5000.0)
+    ids = random_ids(320, NUM_TOKENS)
+    got = engine.main.logits(all_hidden(engine, new_sequence(engine, ids), [NUM_TOKENS]))
+    with torch.no_grad():
+        check_logits(torch.float32, got, main(input_ids=torch.tensor([ids])).logits[0])

@@ -27,7 +27,7 @@ def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoints["base"], tmp_path / "copy"))
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+def rewrite(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(path / WEIGHTS_FILE)
     change(tensors)
     save_file(tensors, path / WEIGHTS_FILE)
@@ -66,6 +66,21 @@ def test_mtp_is_left_out_without_speculation(checkpoints: dict[str, Path]) -> No
     assert len(without.layout.components) == len(with_mtp.layout.components) - 1
     assert without.num_parameters < with_mtp.num_parameters
     assert torch.equal(hidden(with_mtp), hidden(without))
+
+
+def test_an_mtp_layer_that_is_not_there(copy: Path, checkpoints: dict[str, Path]) -> None:
+    """Some conversions drop it and keep the config: they serve without speculation. Half a layer never does."""
+    names = [name for name in load_file(copy / WEIGHTS_FILE) if name.startswith("model.layers.3.")]
+    rewrite(copy, lambda tensors: [tensors.pop(name) for name in names[1:]])
+    for max_speculate in (0, 1):
+        with pytest.raises(FailedPrecondition, match=r"missing: model\.layers\.3\."):
+            load_engine(copy, max_speculate=max_speculate)
+    rewrite(copy, lambda tensors: tensors.pop(names[0]))
+    with pytest.raises(FailedPrecondition, match="without speculation the MTP layer is not needed"):
+        load_engine(copy)
+    engine = load_engine(copy, max_speculate=0)
+    assert not engine.has_mtp
+    assert torch.equal(hidden(engine), hidden(load_engine(checkpoints["base"])))
 
 
 def test_checkpoints_without_mtp_copies(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
