@@ -24,7 +24,8 @@ from torch import Tensor
 
 from pd_engine.engine import Engine
 from pd_engine.sequence import FinishReason, SampledToken, Sequence
-from pd_engine.steps.rows import Span, build_step, token_ids
+from pd_engine.steps.draft import draft_tokens, num_wanted_drafts, pending_states
+from pd_engine.steps.rows import Span, build_step
 from pd_engine.steps.sample import sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft
 
@@ -41,7 +42,7 @@ class DecodeOutput:
 
 def num_slots_needed(sequence: Sequence) -> int:
     """Slots that the next decode step of this sequence writes to at most: its block_ids must cover them."""
-    return sequence.num_tokens + _num_wanted_drafts(sequence)
+    return sequence.num_tokens + num_wanted_drafts(sequence)
 
 
 def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
@@ -52,8 +53,7 @@ def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
     """
     for sequence in sequences:
         assert sequence.num_computed == sequence.num_tokens - 1, (sequence.name, sequence.num_computed)
-    num_drafts = [_num_drafts(engine, sequence) for sequence in sequences]
-    drafts = _draft(engine, sequences, num_drafts)
+    drafts = draft_tokens(engine, sequences)
     spans = [
         Span(sequence=sequence, start=sequence.num_computed, count=1 + len(drafted))
         for sequence, drafted in zip(sequences, drafts, strict=True)
@@ -89,65 +89,6 @@ def finish_reason(engine: Engine, sequence: Sequence) -> FinishReason | None:
     return reason
 
 
-def _num_wanted_drafts(sequence: Sequence) -> int:
-    """No more drafts than could be emitted beside the token that a step gives anyway."""
-    return max(0, min(sequence.speculate, sequence.params.max_tokens - sequence.num_generated - 1))
-
-
-def _num_drafts(engine: Engine, sequence: Sequence) -> int:
-    if engine.mtp is None or not can_draft(sequence):
-        return 0
-    return max(0, min(_num_wanted_drafts(sequence), engine.max_context_length - sequence.num_tokens - 1))
-
-
-def _draft(engine: Engine, sequences: Seq[Sequence], num_drafts: Seq[int]) -> list[list[int]]:
-    """Drafted tokens of each sequence; MTP's slots up to each one's last known token become final."""
-    drafts: list[list[int]] = [[] for _ in sequences]
-    active = [row for row, count in enumerate(num_drafts) if count]
-    if not active:
-        return drafts
-    spans = [_pending_span(sequences[row]) for row in active]
-    previous = torch.cat([_pending_states(sequences[row]) for row in active])
-    hidden_TD = _mtp_rows(engine, spans, token_ids(spans), previous)
-    last_rows = torch.tensor([span.count for span in spans]).cumsum(0) - 1
-    hidden_SD = hidden_TD[last_rows]
-    for row in active:
-        sequences[row].num_computed_mtp = sequences[row].num_tokens
-    depth = 0
-    while active:
-        positions = [sequences[row].num_tokens + depth for row in active]
-        tokens = sample_rows(
-            engine.ops, engine.main.logits(hidden_SD), [sequences[row] for row in active], positions
-        )
-        for row, token in zip(active, tokens, strict=True):
-            drafts[row].append(token)
-        depth += 1
-        going_on = [index for index, row in enumerate(active) if num_drafts[row] > depth]
-        if not going_on:
-            break
-        spans = [Span(sequence=sequences[active[index]], start=positions[index], count=1) for index in going_on]
-        ids = torch.tensor([tokens[index] for index in going_on])
-        hidden_SD = _mtp_rows(engine, spans, ids, hidden_SD[going_on])
-        active = [active[index] for index in going_on]
-    return drafts
-
-
-def _pending_span(sequence: Sequence) -> Span:
-    first = max(sequence.num_computed_mtp, 1)
-    return Span(sequence=sequence, start=first, count=sequence.num_tokens - first)
-
-
-def _pending_states(sequence: Sequence) -> Tensor:
-    assert sequence.pending_hidden is not None
-    return sequence.pending_hidden
-
-
-def _mtp_rows(engine: Engine, spans: Seq[Span], ids_T: Tensor, previous_TD: Tensor) -> Tensor:
-    assert engine.mtp is not None
-    step = build_step(spans, engine.layout.block_size)
-    return engine.mtp.forward(ids_T, previous_TD, step, engine.mtp_cache)
-
-
 def _sample_spans(engine: Engine, logits_TZ: Tensor, spans: Seq[Span]) -> list[list[int]]:
     """The target's token after each row, by span."""
     rows = [(span.sequence, position) for span in spans for position in range(span.start, span.end)]
@@ -159,7 +100,7 @@ def _sample_spans(engine: Engine, logits_TZ: Tensor, spans: Seq[Span]) -> list[l
 
 def _num_emitted(sequence: Sequence, tokens: Seq[int], drafted: Seq[int]) -> int:
     """How many of the sampled tokens are emitted: up to the first that its draft did not foresee, or that ends the
-    sequence. There is room for all of them, since no more were drafted (`_num_drafts`)."""
+    sequence. There is room for all of them, since no more were drafted (`num_wanted_drafts`)."""
     count = 1
     for token, draft in zip(tokens, drafted, strict=False):
         if draft != token or token in sequence.ending_ids:
@@ -194,7 +135,7 @@ def _advance(sequence: Sequence, tokens: Seq[SampledToken], hidden: Tensor, num_
     if num_drafted:
         pending = new.clone()
     elif sequence.speculate and can_draft(sequence):
-        pending = torch.cat([_pending_states(sequence), new])
+        pending = torch.cat([pending_states(sequence), new])
     else:
         pending = new[-1:].clone()
     sequence.token_ids += [token.token_id for token in tokens]

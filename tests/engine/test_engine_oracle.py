@@ -11,6 +11,7 @@ import torch
 from pd_engine.engine import Engine
 from pd_engine.model.rope import rope_table
 from pd_engine.steps.decode import decode_step
+from pd_engine.steps.draft import draft_tokens
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from pd_kernels.tolerances import TOLERANCES, check_close
 from support.engine_cases import (
@@ -58,6 +59,23 @@ def test_mtp_logits_equal_transformers(name: str, engines: dict[str, Engine], or
         got = engine.main.logits(mtp_hidden(engine, sequence, hidden, sizes))
         release(engine, sequence)
         check_logits(torch.float32, got, want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_equal_transformers(name: str, engines: dict[str, Engine], oracles: dict[str, Oracle]) -> None:
+    """Several drafts in a row, each from the row before; and again after a step that waited with its rows."""
+    engine = engines[name]
+    ids = random_ids(engine.config.vocab_size, 30, seed=4)
+    sequence = new_sequence(engine, ids[:-3], speculate=4)
+    prefill_step(engine, [Chunk(sequence=sequence, num_tokens=20)])
+    prefill_step(engine, [Chunk(sequence=sequence, num_tokens=7)])
+    sequence.token_ids.append(ids[27])
+    assert draft_tokens(engine, [sequence]) == [oracles[name].mtp_drafts(ids[:28], 4)]
+    sequence.pending_hidden = all_hidden(engine, sequence, [28])[27:]
+    sequence.num_computed = 28
+    sequence.token_ids.append(ids[28])
+    assert draft_tokens(engine, [sequence]) == [oracles[name].mtp_drafts(ids[:29], 4)]
+    release(engine, sequence)
 
 
 @pytest.mark.parametrize("name", NAMES)

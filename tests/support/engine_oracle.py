@@ -51,6 +51,19 @@ class Oracle:
         return result
 
     @torch.no_grad()
+    def mtp_drafts(self, ids: Sequence[int], count: int) -> list[int]:
+        """`count` greedy drafts after the last of `ids`, whose own h is not known yet: each further row takes the
+        state of the row before it. Written out over whole sequences, without a cache."""
+        tokens, states = list(ids[1:]), self.hidden(ids)[:-1]
+        drafts: list[int] = []
+        for _ in range(count):
+            positions = torch.arange(1, len(tokens) + 1)[None]
+            rows = self._mtp.forward_layer(0, states[None], positions, None, input_ids=torch.tensor([tokens]))[0]
+            drafts.append(int(self._mtp._project_to_logits(rows[-1:]).argmax()))
+            tokens, states = [*tokens, drafts[-1]], torch.cat([states, rows[-1:]])
+        return drafts
+
+    @torch.no_grad()
     def greedy(self, ids: Sequence[int], count: int) -> list[int]:
         """`count` greedy tokens, whatever they are."""
         output = self.main.generate(

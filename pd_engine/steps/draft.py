@@ -1,0 +1,84 @@
+"""Drafting: MTP rows over what it has not seen true states of, then one row after the other.
+
+For a sequence of n tokens whose MTP slots are final up to m: rows m .. n-1 take the waiting h of positions m-1 .. n-2,
+and the last of them drafts token n. Each further draft takes the state of the row before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from pd_engine.engine import Engine
+from pd_engine.sequence import Sequence
+from pd_engine.steps.rows import Span, build_step, token_ids
+from pd_engine.steps.sample import sample_rows
+from pd_engine.steps.state import can_draft
+
+
+def num_wanted_drafts(sequence: Sequence) -> int:
+    """No more drafts than could be emitted beside the token that a step gives anyway."""
+    return max(0, min(sequence.speculate, sequence.params.max_tokens - sequence.num_generated - 1))
+
+
+def pending_states(sequence: Sequence) -> Tensor:
+    """The h that wait for the MTP layer, [n, D]."""
+    assert sequence.pending_hidden is not None, sequence.name
+    return sequence.pending_hidden
+
+
+def draft_tokens(engine: Engine, sequences: Seq[Sequence]) -> list[list[int]]:
+    """The drafts of each sequence, sampled as the target will sample at their positions; none where it cannot draft.
+
+    MTP's slots up to the last known token become final for those that draft; further ones hold guesses.
+    """
+    num_drafts = [_num_drafts(engine, sequence) for sequence in sequences]
+    drafts: list[list[int]] = [[] for _ in sequences]
+    active = [row for row, count in enumerate(num_drafts) if count]
+    if not active:
+        return drafts
+    hidden_SD = _run_pending(engine, [sequences[row] for row in active])
+    depth = 0
+    while True:
+        positions = [sequences[row].num_tokens + depth for row in active]
+        logits_SZ = engine.main.logits(hidden_SD)
+        tokens = sample_rows(engine.ops, logits_SZ, [sequences[row] for row in active], positions)
+        for row, token in zip(active, tokens, strict=True):
+            drafts[row].append(token)
+        depth += 1
+        going_on = [index for index, row in enumerate(active) if num_drafts[row] > depth]
+        if not going_on:
+            return drafts
+        spans = [Span(sequence=sequences[active[index]], start=positions[index], count=1) for index in going_on]
+        ids_S = torch.tensor([tokens[index] for index in going_on])
+        hidden_SD = _mtp_rows(engine, spans, ids_S, hidden_SD[going_on])
+        active = [active[index] for index in going_on]
+
+
+def _num_drafts(engine: Engine, sequence: Sequence) -> int:
+    if engine.mtp is None or not can_draft(sequence):
+        return 0
+    return max(0, min(num_wanted_drafts(sequence), engine.max_context_length - sequence.num_tokens - 1))
+
+
+def _run_pending(engine: Engine, sequences: Seq[Sequence]) -> Tensor:
+    """MTP over all waiting states; the state of each sequence's last row, [S, D]."""
+    spans = [
+        Span(sequence=sequence, start=first, count=sequence.num_tokens - first)
+        for sequence in sequences
+        for first in [max(sequence.num_computed_mtp, 1)]
+    ]
+    previous_TD = torch.cat([pending_states(sequence) for sequence in sequences])
+    hidden_TD = _mtp_rows(engine, spans, token_ids(spans), previous_TD)
+    for sequence in sequences:
+        sequence.num_computed_mtp = sequence.num_tokens
+    last_rows = torch.tensor([span.count for span in spans]).cumsum(0) - 1
+    return hidden_TD[last_rows]
+
+
+def _mtp_rows(engine: Engine, spans: Seq[Span], ids_T: Tensor, previous_TD: Tensor) -> Tensor:
+    assert engine.mtp is not None
+    step = build_step(spans, engine.layout.block_size)
+    return engine.mtp.forward(ids_T, previous_TD, step, engine.mtp_cache)
