@@ -107,9 +107,8 @@ def test_stop_anywhere_in_real_tokens(ids: list[int], data: st.DataObject) -> No
     first = text.index(stop[0])
     assert shown == text[:first]
     assert reason == stop[0]
-    whole = b"".join(map(TOKENIZER.token_bytes, ids))
-    assert whole.startswith(b"".join(map(TOKENIZER.token_bytes, ids[:num_taken])))
-    assert stop[0] not in "".join(OutputText(TOKENIZER).push(i).text for i in ids[: num_taken - 1])
+    without_last = OutputText(TOKENIZER)
+    assert stop[0] not in "".join(without_last.push(i).text for i in ids[: num_taken - 1])
 
 
 def test_a_special_token_is_not_shown_and_another_stop_token_is() -> None:
