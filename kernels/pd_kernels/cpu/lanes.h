@@ -21,9 +21,10 @@ namespace pd {
 
 constexpr int LANES = 16;
 
-// The first n lanes from memory, zeros behind them.
-inline V load_n(const float* from, int n) {
-    alignas(64) float lanes[LANES] = {};
+// The first n lanes from memory, `rest` behind them.
+inline V load_n(const float* from, int n, float rest = 0.0f) {
+    alignas(64) float lanes[LANES];
+    store(lanes, set(rest));
     std::memcpy(lanes, from, n * sizeof(float));
     return load(lanes);
 }

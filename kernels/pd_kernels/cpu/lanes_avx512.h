@@ -25,6 +25,7 @@ inline V operator-(V x, V y) { return {_mm512_sub_ps(x.a, y.a)}; }
 inline V operator*(V x, V y) { return {_mm512_mul_ps(x.a, y.a)}; }
 inline V operator/(V x, V y) { return {_mm512_div_ps(x.a, y.a)}; }
 inline V fma(V x, V y, V z) { return {_mm512_fmadd_ps(x.a, y.a, z.a)}; }
+inline void add_product(const float* x, V w, V& sum) { sum = fma(set(*x), w, sum); }
 inline V max(V x, V y) { return {_mm512_max_ps(x.a, y.a)}; }
 inline V min(V x, V y) { return {_mm512_min_ps(x.a, y.a)}; }
 inline V nearest(V x) { return {_mm512_roundscale_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
@@ -58,6 +59,9 @@ inline V load_bf16(const uint16_t* p) {
 inline void store_upper(uint16_t* p, U x) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(x.a, 16)));
 }
+
+inline V load_shuffled(const uint16_t* p) { return load_bf16(p); }
+inline void store_upper_shuffled(uint16_t* p, U x) { store_upper(p, x); }
 
 inline void multiply_wide(U x, uint32_t factor, U& high, U& low) {
     const __m512i f = _mm512_set1_epi32((int)factor);

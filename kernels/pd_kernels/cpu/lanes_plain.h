@@ -28,6 +28,7 @@ inline V operator-(V x, V y) { PD_FOR_QUARTERS(V, x.q[i] - y.q[i]); }
 inline V operator*(V x, V y) { PD_FOR_QUARTERS(V, x.q[i] * y.q[i]); }
 inline V operator/(V x, V y) { PD_FOR_QUARTERS(V, x.q[i] / y.q[i]); }
 inline V fma(V x, V y, V z) { PD_FOR_QUARTERS(V, x.q[i] * y.q[i] + z.q[i]); }  // -ffp-contract=off: two roundings
+inline void add_product(const float* x, V w, V& sum) { sum = fma(set(*x), w, sum); }
 
 inline U set_u(uint32_t x) { PD_FOR_QUARTERS(U, (U4{x, x, x, x})); }
 inline U load_u(const uint32_t* p) { U r; std::memcpy(&r, p, sizeof r); return r; }
@@ -86,6 +87,9 @@ inline void store_upper(uint16_t* p, U x) {
     store_u(words, x);
     for (int i = 0; i < 16; i++) p[i] = (uint16_t)(words[i] >> 16);
 }
+
+inline V load_shuffled(const uint16_t* p) { return load_bf16(p); }
+inline void store_upper_shuffled(uint16_t* p, U x) { store_upper(p, x); }
 
 inline void multiply_wide(U x, uint32_t factor, U& high, U& low) {
     uint32_t in[16], hi[16], lo[16];

@@ -9,6 +9,7 @@
 #include "lanes.h"
 #include "matmul.h"
 #include "pool.h"
+#include "program.h"
 #include "scratch.h"
 #include "storage.h"
 
@@ -34,3 +35,35 @@ PD_EXPORT const char* pd_isa() { return pd::ISA_NAME; }
 PD_EXPORT int pd_native_bf16() { return std::is_same<pd::Product<pd::bf16>::X, uint32_t>::value; }
 PD_EXPORT int pd_num_threads() { return pd::Pool::instance().size(); }
 PD_EXPORT void pd_set_num_threads(int num_threads) { pd::Pool::instance().resize(num_threads); }
+
+// The ops that a program may hold.
+static const struct {
+    const char* name;
+    long (*run)(const pd::Argument*);
+} CALLERS[] = {
+    {"pd_embed", pd::Caller<pd::pd_embed>::run},
+    {"pd_rms_norm", pd::Caller<pd::pd_rms_norm>::run},
+    {"pd_add_rms_norm", pd::Caller<pd::pd_add_rms_norm>::run},
+    {"pd_linear", pd::Caller<pd::pd_linear>::run},
+    {"pd_latent_write", pd::Caller<pd::pd_latent_write>::run},
+    {"pd_mla_queries", pd::Caller<pd::pd_mla_queries>::run},
+    {"pd_absorb_values", pd::Caller<pd::pd_absorb_values>::run},
+    {"pd_mla_attention", pd::Caller<pd::pd_mla_attention>::run},
+    {"pd_mla_attention_expanded", pd::Caller<pd::pd_mla_attention_expanded>::run},
+    {"pd_moe_gate", pd::Caller<pd::pd_moe_gate>::run},
+    {"pd_moe_experts", pd::Caller<pd::pd_moe_experts>::run},
+    {"pd_swiglu", pd::Caller<pd::pd_swiglu>::run},
+};
+
+PD_EXPORT void* pd_find_caller(const char* name) {
+    for (const auto& caller : CALLERS)
+        if (std::strcmp(caller.name, name) == 0) return (void*)caller.run;
+    return nullptr;
+}
+
+// Runs calls in order. Returns -1, or the number of the first that refused its input; what it said is in `refused`.
+PD_EXPORT long pd_run(const pd::Call* calls, long count, long* refused) {
+    for (long i = 0; i < count; i++)
+        if ((*refused = calls[i].run(calls[i].arguments)) >= 0) return i;
+    return -1;
+}

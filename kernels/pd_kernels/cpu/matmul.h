@@ -37,7 +37,7 @@ struct Product<float> {
         for (int n = 0; n < N; n++) {
             const V weights = load(w + n * block + k * LANES);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; m++) sums[m][n] = fma(set(x[m][k]), weights, sums[m][n]);
+            for (int m = 0; m < M; m++) add_product(x[m] + k, weights, sums[m][n]);
         }
     }
 };
@@ -87,10 +87,10 @@ struct Product<bf16> {
             const U pairs = load_u(w + n * block + k * LANES);
             const V first = even(pairs);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; m++) sums[m][n] = fma(set(x[m][2 * k]), first, sums[m][n]);
+            for (int m = 0; m < M; m++) add_product(x[m] + 2 * k, first, sums[m][n]);
             const V second = odd(pairs);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; m++) sums[m][n] = fma(set(x[m][2 * k + 1]), second, sums[m][n]);
+            for (int m = 0; m < M; m++) add_product(x[m] + 2 * k + 1, second, sums[m][n]);
         }
     }
 };
@@ -159,6 +159,8 @@ void multiply_strip(const typename Product<T>::X* const* rows, const Weight<T>& 
         constexpr int N = blocks_of_tile(M);
         int block = begin;
         for (; block + N <= end; block += N) multiply_tile<T, M, N>(rows, w, m0, block, result);
+        if constexpr (N > 2)
+            for (; block + 2 <= end; block += 2) multiply_tile<T, M, 2>(rows, w, m0, block, result);
         if constexpr (N > 1)
             for (; block < end; block++) multiply_tile<T, M, 1>(rows, w, m0, block, result);
     }
@@ -196,6 +198,30 @@ void multiply(int num_rows, const typename Product<T>::X* const* rows, const Wei
         const int begin = (int)(blocks * part / parts), end = (int)(blocks * (part + 1) / parts);
         multiply_blocks<T>(num_rows, rows, w, begin, end, result);
     });
+}
+
+// One row of each of G weights of one shape, side by side: result row g is rows[g] times weight g. Long products with
+// few outputs keep the processor busy only together.
+template <class T, int G>
+__attribute__((noinline)) void multiply_side_by_side(const typename Product<T>::X* const* rows, const Weight<T>& first,
+                                                     long weight_stride, const Result& result) {
+    const long steps = Product<T>::steps(first.K), stride = first.block_stride();
+    for (int block = 0; block < first.num_blocks(); block++) {
+        V sums[G][1][1];
+        const typename Product<T>::X* x[G][1];
+        const typename Product<T>::Unit* units[G];
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++) {
+            sums[g][0][0] = zero();
+            x[g][0] = rows[g];
+            units[g] = first.units + g * weight_stride + block * stride;
+        }
+        for (long k = 0; k < steps; k++)
+#pragma GCC unroll 8
+            for (int g = 0; g < G; g++) Product<T>::template step<1, 1>(x[g], units[g], stride, k, sums[g]);
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++) result.put(g, block, sums[g][0][0]);
+    }
 }
 
 // Rows of x, `stride` elements apart, made ready for products: an array of pointers.

@@ -22,7 +22,7 @@ _REQUIRED_CPU_FLAGS = {
 }
 
 _P, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_float
-_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_isa": (ctypes.c_char_p, []),
     "pd_sources": (ctypes.c_char_p, []),
     "pd_native_bf16": (_INT, []),
@@ -49,6 +49,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_logprobs": (None, [_P, _LONG, _INT, _P]),
     "pd_checksums": (None, [_P, _P, _LONG, _P, _P]),
     "pd_copy_pieces": (None, [_P, _P, _LONG, _P, _P, _P]),
+    "pd_find_caller": (_P, [ctypes.c_char_p]),
+    "pd_run": (_LONG, [_P, _LONG, _P]),
 }
 
 
@@ -83,7 +85,7 @@ def load_library(isa: str) -> ctypes.CDLL:
     """
     path = library_path(library_directory(), isa)
     library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
+    for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     assert library.pd_isa() == isa.encode(), library.pd_isa()

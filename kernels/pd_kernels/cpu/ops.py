@@ -6,6 +6,8 @@ Activations may be slices of wider rows (a part of a fused projection); they nee
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from pd_kernels.build import source_digest
 from pd_kernels.cpu import packing
 from pd_kernels.cpu.native import load_library
 from pd_kernels.cpu.packing import DTYPE_CODES, PackedAbsorbed, PackedExperts, PackedLinear
+from pd_kernels.cpu.recording import MAX_ROWS, OnlyOps, Program, Recorder, Recording, Recordings, SlabsFull, StepFunction
 from pd_kernels.ops import GateConfig, Rows, SamplingRows
 
 
@@ -24,8 +27,10 @@ class CpuOps:
     """The ops of one instruction set. The number of threads is the process's, and changes no bits."""
 
     def __init__(self, isa: str, *, threads: int) -> None:
-        self._lib = load_library(isa)
+        self._lib: Any = load_library(isa)  # a Recorder while a step is recorded
+        self._empty: Callable[..., Tensor] = torch.empty
         self._isa = isa
+        self._recordings: dict[str, Recordings] = {}
         self._lib.pd_set_num_threads(threads)
         self._checksum_keys = checksum_keys(0)
 
@@ -49,10 +54,10 @@ class CpuOps:
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
         T, (Z, D) = ids_T.shape[0], table_ZD.shape
-        assert ids_T.dtype is torch.int64 and table_ZD.is_contiguous()
-        out = torch.empty(T, D, dtype=table_ZD.dtype)
+        assert ids_T.dtype is torch.int64 and ids_T.is_contiguous() and table_ZD.is_contiguous()
+        out = self._empty(T, D, dtype=table_ZD.dtype)
         bad = self._lib.pd_embed(
-            ids_T.contiguous().data_ptr(), T, table_ZD.data_ptr(), Z, D * table_ZD.element_size(), out.data_ptr())
+            ids_T.data_ptr(), T, table_ZD.data_ptr(), Z, D * table_ZD.element_size(), out.data_ptr())
         if bad >= 0:
             raise IndexError(f"token id {int(ids_T[bad])} is not in a table of {Z}")
         return out
@@ -60,7 +65,7 @@ class CpuOps:
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         T, D = x_TD.shape
         assert weight_D.dtype is torch.float32
-        out = torch.empty(T, D, dtype=x_TD.dtype)
+        out = self._empty(T, D, dtype=x_TD.dtype)
         self._lib.pd_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), x_TD.stride(0), T, D, weight_D.data_ptr(),
                               eps, out.data_ptr(), D)
         return out
@@ -68,7 +73,7 @@ class CpuOps:
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         T, D = x_TD.shape
         assert weight_D.dtype is torch.float32 and x_TD.is_contiguous() and residual_TD.is_contiguous()
-        out, total = torch.empty_like(x_TD), torch.empty_like(x_TD)
+        out, total = self._empty(T, D, dtype=x_TD.dtype), self._empty(T, D, dtype=x_TD.dtype)
         self._lib.pd_add_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), residual_TD.data_ptr(), T, D,
                                   weight_D.data_ptr(), eps, out.data_ptr(), total.data_ptr())
         return out, total
@@ -78,7 +83,7 @@ class CpuOps:
         code = DTYPE_CODES[x_TD.dtype]
         assert K == weight.K and code == weight.code, (x_TD.shape, x_TD.dtype, weight.K)
         dtype = out_dtype or x_TD.dtype
-        out = torch.empty(T, weight.N, dtype=dtype)
+        out = self._empty(T, weight.N, dtype=dtype)
         self._lib.pd_linear(code, x_TD.data_ptr(), x_TD.stride(0), T, weight.pointer, K, weight.N, out.data_ptr(),
                             DTYPE_CODES[dtype])
         return out
@@ -86,7 +91,7 @@ class CpuOps:
     def mla_queries(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
         T, P, R = q_TF.shape[0], rope_P2R.shape[0], 2 * rope_P2R.shape[2]
         assert q_TF.shape[1] == weight.H * (weight.N + R)
-        out = torch.empty(T, weight.H, weight.C + R, dtype=q_TF.dtype)
+        out = self._empty(T, weight.H, weight.C + R, dtype=q_TF.dtype)
         bad = self._lib.pd_mla_queries(
             weight.code, q_TF.data_ptr(), q_TF.stride(0), T, weight.H, weight.N, R, weight.C, weight.w_uk_pointer,
             rope_P2R.data_ptr(), P, positions_T.data_ptr(), out.data_ptr())
@@ -113,7 +118,7 @@ class CpuOps:
         G, K, _ = cache_GKE.shape
         S, B = rows.block_tables_SB.shape
         assert cache_GKE.shape[2] == E and cache_GKE.dtype is q_THE.dtype and q_THE.is_contiguous()
-        out = torch.empty(T, H, latent_width, dtype=q_THE.dtype)
+        out = self._empty(T, H, latent_width, dtype=q_THE.dtype)
         bad = self._lib.pd_mla_attention(
             DTYPE_CODES[q_THE.dtype], q_THE.data_ptr(), T, H, E, latent_width, cache_GKE.data_ptr(), G, K,
             rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(), rows.block_tables_SB.data_ptr(), S, B, scale,
@@ -125,7 +130,7 @@ class CpuOps:
     def absorb_values(self, o_THC: Tensor, weight: PackedAbsorbed) -> Tensor:
         T, H, C = o_THC.shape
         assert weight.H == H and weight.C == C and o_THC.is_contiguous()
-        out = torch.empty(T, H * weight.V, dtype=o_THC.dtype)
+        out = self._empty(T, H * weight.V, dtype=o_THC.dtype)
         self._lib.pd_absorb_values(
             weight.code, o_THC.data_ptr(), T, H, C, weight.V, weight.w_uv_pointer, out.data_ptr())
         return out
@@ -136,7 +141,7 @@ class CpuOps:
         G, K, E = cache_GKE.shape
         S, B = rows.block_tables_SB.shape
         assert E == weight.C + R and cache_GKE.dtype is q_TF.dtype and q_TF.shape[1] == weight.H * (weight.N + R)
-        out = torch.empty(T, weight.H * weight.V, dtype=q_TF.dtype)
+        out = self._empty(T, weight.H * weight.V, dtype=q_TF.dtype)
         bad = self._lib.pd_mla_attention_expanded(
             weight.code, q_TF.data_ptr(), q_TF.stride(0), T, weight.H, weight.N, R, weight.C, weight.V,
             weight.expanded_keys.pointer, weight.expanded_values.pointer, rope_P2R.data_ptr(), P,
@@ -150,8 +155,8 @@ class CpuOps:
                  config: GateConfig) -> tuple[Tensor, Tensor]:
         T, D = x_TD.shape
         assert D == weight.K and DTYPE_CODES[x_TD.dtype] == weight.code and bias_X.dtype is torch.float32
-        weights = torch.empty(T, config.num_experts_per_token)
-        experts = torch.empty(T, config.num_experts_per_token, dtype=torch.int32)
+        weights = self._empty(T, config.num_experts_per_token)
+        experts = self._empty(T, config.num_experts_per_token, dtype=torch.int32)
         self._lib.pd_moe_gate(
             weight.code, x_TD.data_ptr(), x_TD.stride(0), T, D, weight.pointer, bias_X.data_ptr(), weight.N,
             config.num_groups, config.num_groups_kept, config.num_experts_per_token, config.normalize, config.scale,
@@ -162,7 +167,7 @@ class CpuOps:
         T, D = x_TD.shape
         assert D == experts.D and DTYPE_CODES[x_TD.dtype] == experts.code
         assert weights_TK.dtype is torch.float32 and experts_TK.dtype is torch.int32
-        out = torch.empty(T, D, dtype=x_TD.dtype)
+        out = self._empty(T, D, dtype=x_TD.dtype)
         bad = self._lib.pd_moe_experts(
             experts.code, x_TD.data_ptr(), x_TD.stride(0), T, D, experts.inner, experts.num_experts,
             experts.gate_up_pointer, experts.down_pointer, experts.shared_inner, experts.shared_gate_up_pointer,
@@ -175,7 +180,7 @@ class CpuOps:
     def swiglu(self, x_TD: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         T, D = x_TD.shape
         assert D == gate_up.K and down.N == D and gate_up.N == 2 * down.K and DTYPE_CODES[x_TD.dtype] == down.code
-        out = torch.empty(T, D, dtype=x_TD.dtype)
+        out = self._empty(T, D, dtype=x_TD.dtype)
         self._lib.pd_swiglu(down.code, x_TD.data_ptr(), x_TD.stride(0), T, D, down.K, gate_up.pointer, down.pointer,
                             out.data_ptr())
         return out
@@ -183,7 +188,7 @@ class CpuOps:
     def concat_norms(self, a_TD: Tensor, a_weight_D: Tensor, b_TD: Tensor, b_weight_D: Tensor, eps: float) -> Tensor:
         T, D = a_TD.shape
         assert a_weight_D.dtype is torch.float32 and b_weight_D.dtype is torch.float32
-        out = torch.empty(T, 2 * D, dtype=a_TD.dtype)
+        out = self._empty(T, 2 * D, dtype=a_TD.dtype)
         code, pointer = DTYPE_CODES[a_TD.dtype], out.data_ptr()
         self._lib.pd_rms_norm(
             code, a_TD.data_ptr(), a_TD.stride(0), T, D, a_weight_D.data_ptr(), eps, pointer, 2 * D)
@@ -219,6 +224,37 @@ class CpuOps:
         self._lib.pd_checksums(pointers, num_bytes.ctypes.data, count, self._checksum_keys.ctypes.data,
                                out.ctypes.data)
         return out
+
+    def repeat(self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
+        """`pd_kernels.repeat`: records the ops of the first call with a name and number of rows, and repeats them."""
+        num_rows, table_width = rows.positions_T.shape[0], rows.block_tables_SB.shape[1]
+        recordings = self._recordings.get(name)
+        if recordings is None or recordings.inputs.table_width < table_width:
+            recordings = self._recordings[name] = Recordings(tensors, 2 * table_width)
+        if num_rows > MAX_ROWS or num_rows == 0 or recordings.too_large:
+            return function(tensors, rows)
+        recordings.inputs.put(tensors, rows)
+        recording = recordings.by_num_rows.get(num_rows)
+        if recording is not None:
+            recording.program.run()
+            return recording.results
+        try:
+            return self._record(recordings, num_rows, function)
+        except SlabsFull:
+            recordings.too_large = True
+            return function(tensors, rows)
+
+    def _record(self, recordings: Recordings, num_rows: int, function: StepFunction) -> tuple[Tensor, ...]:
+        library, empty = self._lib, self._empty
+        recorder = Recorder(library, recordings.slabs)
+        self._lib, self._empty = recorder, recorder.empty
+        try:
+            with OnlyOps():
+                results = function(*recordings.inputs.of(num_rows))
+        finally:
+            self._lib, self._empty = library, empty
+        recordings.by_num_rows[num_rows] = Recording(Program(library, recorder.calls), results)
+        return results
 
 
 def _bad_row(rows: Rows, row: int, cache_GKE: Tensor) -> IndexError:

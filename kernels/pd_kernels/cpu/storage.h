@@ -65,6 +65,13 @@ inline void store_pairs(float* to, V first, V second) {
     store(to + LANES, second);
 }
 
+// Sixteen consecutive numbers in the order of lanes that costs least (lanes.h), for sums that are put back in order
+// only at their end.
+inline V load_shuffled(const bf16* from) { return load_shuffled(&from->bits); }
+inline V load_shuffled(const float* from) { return load(from); }
+inline void store_shuffled(bf16* to, V x) { store_upper_shuffled(&to->bits, round_to_bf16(x)); }
+inline void store_shuffled(float* to, V x) { store(to, x); }
+
 // Calls `body` with a null pointer of the storage type that a dtype code names.
 template <class Body>
 inline auto with_dtype(int dtype, Body&& body) {

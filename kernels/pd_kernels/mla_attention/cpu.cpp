@@ -15,8 +15,7 @@ namespace pd {
 
 constexpr int TILE = 64;
 constexpr int TILE_BLOCKS = TILE / LANES;
-constexpr int MAX_PAIRS = 96;                                              // results of one chunk stay in L2
-constexpr int PAIR_GROUP = VECTORS_IN_FLIGHT >= 24 ? 6 : VECTORS_IN_FLIGHT >= 6 ? 3 : 1;  // pairs of a value tile
+constexpr int MAX_PAIRS = 96;  // results of one chunk stay in L2
 
 // Where the rows of a step stand (pd_kernels.ops.Rows) and the cache that they read.
 template <class T>
@@ -47,13 +46,13 @@ struct Paged {
 // The running softmax of some pairs over one context.
 struct Running {
     int count;         // pairs
-    long value_width;  // padded to 2 · LANES
+    long value_width;  // padded to whole lanes
     float *maximum, *total, *values, *scores, *decay;
     int32_t* end;      // visible keys of the present tile: [begin, end)
     int begin;
 
     Running(Scratch& scratch, int pairs, long width)
-        : count(pairs), value_width((width + 2 * LANES - 1) / (2 * LANES) * (2 * LANES)) {
+        : count(pairs), value_width((width + LANES - 1) / LANES * LANES) {
         maximum = scratch.take<float>(pairs);
         total = scratch.take<float>(pairs);
         decay = scratch.take<float>(pairs);
@@ -131,54 +130,58 @@ inline void soften(Running& r, int pair, float scale) {
     r.total[pair] = r.total[pair] * r.decay[pair] + sum(sums);
 }
 
-// M pairs times 32 columns of the values of a tile.
-template <class T, int M>
+// Adds keys [k, end) of a tile to the sum of one pair in sixteen columns, then the sum to the pair's values.
+template <class T>
+inline void close_sum(Running& r, int pair, const T* const* rows, long column, int k, V total) {
+    if (r.end[pair] <= r.begin) return;
+    for (; k < r.end[pair]; k++) add_product(r.scores + (long)pair * TILE + k, load_shuffled(rows[k] + column), total);
+    float* o = r.values + pair * r.value_width + column;
+    store(o, fma(load(o), set(r.decay[pair]), total));
+}
+
+// M pairs times N x 16 columns of the values of a tile.
+template <class T, int M, int N>
 __attribute__((noinline)) void add_values_tile(Running& r, int pair0, const T* const* rows, long column) {
-    V sums[M][2];
-    const float* p[M];
-    int shared = TILE;
+    V sums[M][N];
+    const float* p = r.scores + (long)pair0 * TILE;
+    int shared = TILE;  // keys that all pairs see
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-        sums[m][0] = sums[m][1] = zero();
-        p[m] = r.scores + (long)(pair0 + m) * TILE;
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) sums[m][n] = zero();
         shared = r.end[pair0 + m] < shared ? r.end[pair0 + m] : shared;
     }
-    V a, b;
-    for (int k = r.begin; k < shared; k++) {
-        load_pairs(rows[k] + column, a, b);
+    for (int k = r.begin; k < shared; k++)
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            sums[m][0] = fma(set(p[m][k]), a, sums[m][0]);
-            sums[m][1] = fma(set(p[m][k]), b, sums[m][1]);
-        }
-    }
+        for (int n = 0; n < N; n++) {
+            const V value = load_shuffled(rows[k] + column + n * LANES);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-        const int end = r.end[pair0 + m];
-        if (end <= r.begin) continue;
-        for (int k = shared > r.begin ? shared : r.begin; k < end; k++) {
-            load_pairs(rows[k] + column, a, b);
-            sums[m][0] = fma(set(p[m][k]), a, sums[m][0]);
-            sums[m][1] = fma(set(p[m][k]), b, sums[m][1]);
+            for (int m = 0; m < M; m++) add_product(p + m * TILE + k, value, sums[m][n]);
         }
-        float* o = r.values + (pair0 + m) * r.value_width + column;
-        const V decay = set(r.decay[pair0 + m]);
-        store(o, fma(load(o), decay, sums[m][0]));
-        store(o + LANES, fma(load(o + LANES), decay, sums[m][1]));
-    }
+    const int next = shared > r.begin ? shared : r.begin;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) close_sum(r, pair0 + m, rows, column + n * LANES, next, sums[m][n]);
 }
 
 template <class T, int M>
 void add_values_group(Running& r, int pair0, const T* const* rows) {
-    if constexpr (M <= PAIR_GROUP)
-        for (long column = 0; column < r.value_width; column += 2 * LANES)
-            add_values_tile<T, M>(r, pair0, rows, column);
+    if constexpr (M <= MAX_ROWS) {
+        constexpr int N = blocks_of_tile(M);
+        long column = 0;
+        for (; column + N * LANES <= r.value_width; column += N * LANES)
+            add_values_tile<T, M, N>(r, pair0, rows, column);
+        if constexpr (N > 1)
+            for (; column < r.value_width; column += LANES) add_values_tile<T, M, 1>(r, pair0, rows, column);
+    }
 }
 
 // Adds a tile's values for all pairs. `rows`: one value row a key, readable up to the padded value width.
 template <class T>
 void add_values(Running& r, const T* const* rows) {
     for (int pair = 0; pair < r.count;) {
-        const int left = r.count - pair, group = left < PAIR_GROUP ? left : PAIR_GROUP;
+        const int left = r.count - pair, group = left < MAX_ROWS ? left : MAX_ROWS;
         switch (group) {
             case 1: add_values_group<T, 1>(r, pair, rows); break;
             case 2: add_values_group<T, 2>(r, pair, rows); break;
@@ -204,19 +207,16 @@ inline int set_visible(Running& r, long tile, const int32_t* positions, int head
     return most;
 }
 
-// o / l of one pair, in the order that `load_pairs` splits a row; zeros if it saw nothing.
+// o / l of one pair; zeros if it saw nothing.
 template <class T>
 void finish(const Running& r, int pair, int width, T* out) {
-    const float inverse = r.total[pair] == 0.0f ? 0.0f : 1.0f / r.total[pair];
+    const V inverse = set(r.total[pair] == 0.0f ? 0.0f : 1.0f / r.total[pair]);
     const float* o = r.values + pair * r.value_width;
-    int c = 0;
-    for (; c + 2 * LANES <= width; c += 2 * LANES)
-        store_pairs(out + c, load(o + c) * set(inverse), load(o + c + LANES) * set(inverse));
-    if (c < width) {
-        T row[2 * LANES];
-        store_pairs(row, load(o + c) * set(inverse), load(o + c + LANES) * set(inverse));
-        std::memcpy(out + c, row, (width - c) * sizeof(T));
-    }
+    for_lanes(width, [&](int i, int n) {
+        T lanes[LANES];
+        store_shuffled(n == LANES ? out + i : lanes, load(o + i) * inverse);
+        if (n < LANES) std::memcpy((void*)(out + i), lanes, n * sizeof(T));
+    });
 }
 
 // The slots of a tile, zeros for those that nobody sees; `most` of them from the start of the tile are seen.
@@ -239,7 +239,7 @@ void attend_absorbed(const Paged<T>& paged, const T* q, long row0, int num_rows,
             prepare_rows<T>(scratch, q + ((row0 + t) * num_heads + head) * width, width, heads, width);
         std::memcpy(queries + t * heads, prepared, heads * sizeof(prepared[0]));
     }
-    const long padded = (width + 2 * LANES - 1) / (2 * LANES) * 2 * LANES + 2 * LANES;
+    const long padded = width + LANES;
     T* zeros = scratch.take<T>(padded);
     std::memset((void*)zeros, 0, padded * sizeof(T));
     T* copies = nullptr;  // of value rows whose padded width might reach beyond the cache

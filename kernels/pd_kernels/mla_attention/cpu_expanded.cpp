@@ -99,13 +99,11 @@ void attend_expanded(const Paged<T>& paged, const Expanded<T>& e, const T* q, lo
     }
     for (int h = 0; h < num_heads; h++)
         for (int t = 0; t < run.count; t++) {
-            float row[2 * LANES];
             const Running& r = running[h];
+            const V inverse = set(r.total[t] == 0.0f ? 0.0f : 1.0f / r.total[t]);
             T* to = out + ((run.row + t) * num_heads + h) * e.value_width;
-            const float inverse = r.total[t] == 0.0f ? 0.0f : 1.0f / r.total[t];
             for_lanes(e.value_width, [&](int i, int n) {
-                store(row, load(r.values + t * r.value_width + i) * set(inverse));
-                store_upto(to + i, load(row), n);
+                store_upto(to + i, load(r.values + t * r.value_width + i) * inverse, n);
             });
         }
 }

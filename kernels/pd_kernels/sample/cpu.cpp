@@ -6,6 +6,8 @@ namespace pd {
 
 constexpr float MIN_TEMPERATURE = 1e-5f;
 constexpr int SUM_LANES = 8;
+constexpr int CHUNK = 4 * LANES;         // vocabulary entries that one call of `philox` serves
+constexpr float MAX_NOISE = 16.7f;       // -log(-log u) for the largest u below 1 is 16.64
 
 // Philox4x32-10 (Salmon et al. 2011) of sixteen counters (block + lane, c1, c2, 0): four words a lane.
 inline void philox(uint32_t block, uint32_t c1, uint32_t c2, uint32_t k0, uint32_t k1, U (&words)[4]) {
@@ -33,7 +35,7 @@ inline V gumbel(U words) {
     return negative(log(negative(log(uniform))));
 }
 
-// Noise of the vocabulary entries 64 chunk .. 64 chunk + 63 at one position.
+// Noise of the vocabulary entries 64 chunk .. 64 chunk + 63 at one position of the stream.
 inline void noise_chunk(uint64_t seed, int64_t position, uint32_t chunk, float* noise) {
     U words[4];
     philox(chunk * LANES, (uint32_t)position, (uint32_t)((uint64_t)position >> 32), (uint32_t)seed,
@@ -100,6 +102,46 @@ inline void keep_best(const float* z, int count, int top_k, float top_p, bool* k
     } while (size > 0 && before < limit);
 }
 
+// First index of the largest z + noise among the entries that stay (all if `kept` is null). Noise is not computed
+// where even the largest possible one could not win.
+inline int noisy_largest(const float* z, int count, const bool* kept, uint64_t seed, int64_t position) {
+    Scratch scratch;
+    const int num_chunks = (count + CHUNK - 1) / CHUNK;
+    float* chunk_largest = scratch.take<float>(num_chunks);
+    for (int c = 0; c < num_chunks; c++) {
+        V most = set(-INFINITY);
+        for_lanes(count - c * CHUNK < CHUNK ? count - c * CHUNK : CHUNK, [&](int i, int n) {
+            const V v = n == LANES ? load(z + c * CHUNK + i) : load_n(z + c * CHUNK + i, n, -INFINITY);
+            most = max(v, most);
+        });
+        chunk_largest[c] = largest(most);
+    }
+    // A first bound: the noisy value of the largest entry.
+    float noise[CHUNK];
+    const int first = first_largest(chunk_largest, num_chunks) * CHUNK;
+    int top = first;
+    for (int i = first; i < count && i < first + CHUNK; i++)
+        if (z[i] > z[top]) top = i;
+    noise_chunk(seed, position, (uint32_t)(first / CHUNK), noise);
+    const float bound = z[top] + noise[top - first];
+    int best = -1;
+    float best_value = -INFINITY;
+    for (int c = 0; c < num_chunks; c++) {
+        const float most = chunk_largest[c] + MAX_NOISE;
+        if (most < bound || most < best_value) continue;
+        noise_chunk(seed, position, (uint32_t)c, noise);
+        for (int i = c * CHUNK; i < count && i < (c + 1) * CHUNK; i++) {
+            if (kept && !kept[i]) continue;
+            const float value = z[i] + noise[i - c * CHUNK];
+            if (best < 0 || value > best_value) {
+                best = i;
+                best_value = value;
+            }
+        }
+    }
+    return best;
+}
+
 inline int sample_row(const float* logits, int count, float temperature, int top_k, float top_p, uint64_t seed,
                       int64_t position) {
     Scratch scratch;
@@ -115,23 +157,10 @@ inline int sample_row(const float* logits, int count, float temperature, int top
     if ((top_k > 0 && top_k < count) || top_p < 1.0f) {
         kept = scratch.take<bool>(count);
         keep_best(z, count, top_k, top_p, kept);
+        for (int i = 0; i < count; i++)
+            if (!kept[i]) z[i] = -INFINITY;
     }
-    int best = -1;
-    float best_value = 0.0f, noise[4 * LANES];
-    for (int start = 0; start < count; start += 4 * LANES) {
-        const int n = count - start < 4 * LANES ? count - start : 4 * LANES;
-        if (kept && !std::memchr(kept + start, 1, n)) continue;
-        noise_chunk(seed, position, (uint32_t)(start / (4 * LANES)), noise);
-        for (int i = 0; i < n; i++) {
-            if (kept && !kept[start + i]) continue;
-            const float value = z[start + i] + noise[i];
-            if (best < 0 || value > best_value) {
-                best = start + i;
-                best_value = value;
-            }
-        }
-    }
-    return best;
+    return noisy_largest(z, count, kept, seed, position);
 }
 
 PD_EXPORT void pd_sample(const float* logits, long num_rows, int vocab_size, const float* temperature,
