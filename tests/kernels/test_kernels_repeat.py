@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pd_kernels.cpu.recording import MAX_ROWS
-from pd_kernels.repeat import repeat
 from torch import Tensor
 
+from pd_kernels.cpu.recording import MAX_ROWS
 from pd_kernels.ops import Ops, Rows
+from pd_kernels.repeat import repeat
 from support import kernel_ops
 from support.kernel_cases import SMALL, Inputs, rope_table, same_bits
 

@@ -19,7 +19,16 @@ from pd_kernels.build import source_digest
 from pd_kernels.cpu import packing
 from pd_kernels.cpu.native import load_library
 from pd_kernels.cpu.packing import DTYPE_CODES, PackedAbsorbed, PackedExperts, PackedLinear
-from pd_kernels.cpu.recording import MAX_ROWS, OnlyOps, Program, Recorder, Recording, Recordings, SlabsFull, StepFunction
+from pd_kernels.cpu.recording import (
+    MAX_ROWS,
+    OnlyOps,
+    Program,
+    Recorder,
+    Recording,
+    Recordings,
+    SlabsFull,
+    StepFunction,
+)
 from pd_kernels.ops import GateConfig, Rows, SamplingRows
 
 
