@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 the check failed, 2 wrong usage or input, 3 the cluster co
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +24,7 @@ from pd_ops.commands import (
     verify,
     version,
 )
-from pd_ops.output import Output, claim_stdout
+from pd_ops.output import Output, ReaderGone, claim_stdout
 
 EXIT_INTERRUPTED = 130
 
@@ -71,8 +70,8 @@ def run(arguments: list[str]) -> int:
         return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    except ReaderGone:
+        output.discard()
         return EXIT_OK
     except Exception as error:  # the process boundary
         log.exception("unexpected error")

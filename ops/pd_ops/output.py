@@ -16,6 +16,10 @@ from pd_engine.errors import PdRelayError
 Document = dict[str, Any]
 
 
+class ReaderGone(Exception):
+    """Nobody reads standard output any more, as after `| head`. (Not an OSError: Typer has ideas about those.)"""
+
+
 class Output:
     """A command's two channels.
 
@@ -46,10 +50,17 @@ class Output:
         self.note(f"error: {message}")
         self.document({"error": {"code": error.code.value, "message": message}})
 
+    def discard(self) -> None:
+        """For a reader that has gone: nothing is written any more, and what is still buffered goes nowhere."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), self._stdout.fileno())
+
     def _write(self, text: str) -> None:
         # What a tokenizer decodes may hold lone surrogates in theory; they must not end the command.
-        self._stdout.write(text.encode("utf-8", "replace").decode("utf-8"))
-        self._stdout.flush()
+        try:
+            self._stdout.write(text.encode("utf-8", "replace").decode("utf-8"))
+            self._stdout.flush()
+        except BrokenPipeError:
+            raise ReaderGone from None
 
 
 def claim_stdout() -> TextIO:

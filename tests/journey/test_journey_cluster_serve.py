@@ -50,6 +50,28 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         return self.run("status", "--json").document
 
+    def submit(self, *arguments: str) -> Submitted:
+        """A request that streams, of which the first token has come."""
+        return Submitted(subprocess.Popen(
+            [*COMMAND, "submit", "--cluster", NAME, "--json", "--stream", *arguments], text=True,
+            env=environment(PD_RELAY_STATE_DIR=str(self.state_directory)), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ))
+
+
+class Submitted:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "tokens"
+
+    def finish(self) -> dict[str, Any]:
+        """The last event."""
+        stdout, stderr = self.process.communicate()
+        assert self.process.returncode == 0, stderr
+        last: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+        return last
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -65,7 +87,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert len(processes) > 3
         cluster = Cluster(ready=ready, state_directory=directory)
         yield cluster
+        running = cluster.submit("--max-tokens", "16", "--ignore-eos", "--token-ids", "0,5")
         stopped = cluster.run("stop", "--json").document
+        assert running.finish()["finish_reason"] == "length"
         assert stopped == {
             "cluster": NAME, "pid": ready["pid"], "stopped": True, "forced": False, "killed_pids": [],
         }
@@ -127,23 +151,6 @@ def test_status(cluster: Cluster) -> None:
     assert "prefill-0" in cluster.run("status").stdout
 
 
-def test_memory_stays_small(cluster: Cluster) -> None:
-    document = cluster.status()
-    memory = document["memory"]
-    for worker in document["workers"]:
-        beyond = worker["rss_bytes"] - worker["weights_bytes"] - arena_resident_bytes(worker["pid"])
-        assert beyond <= MAX_WORKER_BYTES, (worker["id"], beyond)
-    assert memory["router_rss_bytes"] <= MAX_ROUTER_BYTES
-    assert memory["total_rss_bytes"] <= MAX_CLUSTER_BYTES
-    assert memory["total_rss_bytes"] > memory["workers_rss_bytes"] + memory["router_rss_bytes"] > 0
-
-
-def arena_resident_bytes(pid: int) -> int:
-    """Of its own arena, and of those that it reads from."""
-    maps = psutil.Process(pid).memory_maps(grouped=True)
-    return sum(one.rss for one in maps if "pd-relay-arena" in one.path)
-
-
 def test_no_process_has_what_it_must_not(cluster: Cluster) -> None:
     """Asked through Ray, as anybody can who may connect to it."""
     script = (
@@ -167,17 +174,10 @@ def test_no_process_has_what_it_must_not(cluster: Cluster) -> None:
 
 
 def test_ctrl_c_aborts_a_request(cluster: Cluster) -> None:
-    submit = subprocess.Popen(
-        [*COMMAND, "submit", "--cluster", NAME, "--token-ids", "0,1,2", "--max-tokens", "2000", "--ignore-eos",
-         "--stream", "--json"],
-        env=environment(PD_RELAY_STATE_DIR=str(cluster.state_directory)), stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.PIPE,
-    )
-    assert submit.stdout is not None
-    assert json.loads(submit.stdout.readline())["event"] == "tokens"
-    submit.send_signal(signal.SIGINT)
-    _, stderr = submit.communicate()
-    assert submit.returncode == 130
+    submitted = cluster.submit("--token-ids", "0,1,2", "--max-tokens", "2000", "--ignore-eos")
+    submitted.process.send_signal(signal.SIGINT)
+    _, stderr = submitted.process.communicate()
+    assert submitted.process.returncode == 130
     assert "Traceback" not in stderr
     while True:  # until nothing is left of it; the test's timeout ends it otherwise
         status = cluster.status()
@@ -218,3 +218,20 @@ def test_verify_refuses_another_model(cluster: Cluster) -> None:
     )
     assert finished.code == 2
     assert "fingerprint" in finished.document["error"]["message"]
+
+
+def test_memory_stays_small(cluster: Cluster) -> None:
+    document = cluster.status()
+    memory = document["memory"]
+    for worker in document["workers"]:
+        beyond = worker["rss_bytes"] - worker["weights_bytes"] - arena_resident_bytes(worker["pid"])
+        assert beyond <= MAX_WORKER_BYTES, (worker["id"], beyond)
+    assert memory["router_rss_bytes"] <= MAX_ROUTER_BYTES
+    assert memory["total_rss_bytes"] <= MAX_CLUSTER_BYTES
+    assert memory["total_rss_bytes"] > memory["workers_rss_bytes"] + memory["router_rss_bytes"] > 0
+
+
+def arena_resident_bytes(pid: int) -> int:
+    """Of its own arena, and of those that it reads from."""
+    maps = psutil.Process(pid).memory_maps(grouped=True)
+    return sum(one.rss for one in maps if "pd-relay-arena" in one.path)

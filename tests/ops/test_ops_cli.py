@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from support.commands import Finished, run_command
+from support.commands import COMMAND, Finished, run_command
 
 RESULT_KEYS = {
     "token_ids", "text", "finish_reason", "stop_reason", "seed", "logprobs", "usage", "accepted_tokens",
@@ -164,3 +166,11 @@ def test_help_goes_to_standard_output() -> None:
     assert finished.code == 0
     assert "explain-model" in finished.stdout
     assert "--max-tokens" in run_command("submit", "--help").stdout
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*COMMAND, "version", "--json"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -67,9 +67,13 @@ class WorkerPlace:
 
 
 class WorkerActor:
-    """The process of one worker, of either role."""
+    """The process of one worker, of either role.
 
-    def __init__(self, role: Role, settings: Settings, *, worker_id: str, host: str, secret: str) -> None:
+    Args:
+        host: to listen on, and what peers are told; None: the address that Ray knows this host by.
+    """
+
+    def __init__(self, role: Role, settings: Settings, *, worker_id: str, host: str | None, secret: str) -> None:
         _begin_process(settings, worker_id)
         self._role = role
         self._settings = settings
@@ -86,7 +90,7 @@ class WorkerActor:
         # Before torch is imported: its thread pools take their size from here.
         os.environ["OMP_NUM_THREADS"] = str(self._settings.engine.threads)
         self._worker = _build_worker(self._role)(
-            self._settings, worker_id=self._worker_id, host=self._host, secret=self._secret
+            self._settings, worker_id=self._worker_id, host=self._host or _host_in_ray(), secret=self._secret
         )
         started = await self._worker.start()
         _return_freed_memory()
@@ -187,6 +191,12 @@ def _begin_process(settings: Settings, actor_id: str) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     log.info("%s is process %d", actor_id, os.getpid())
+
+
+def _host_in_ray() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _return_freed_memory() -> None:

@@ -63,10 +63,10 @@ class Controller:
     Needs a connected Ray, whose processes it does not end.
 
     Args:
-        host: under which workers bind and are reached.
+        host: that workers listen on; None: each on the address that Ray knows its host by.
     """
 
-    def __init__(self, settings: Settings, plan: ClusterPlan, *, host: str) -> None:
+    def __init__(self, settings: Settings, plan: ClusterPlan, *, host: str | None) -> None:
         self._settings = settings
         self._plan = plan
         self._host = host

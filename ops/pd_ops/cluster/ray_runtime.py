@@ -43,13 +43,16 @@ class RayRuntime:
         address: of its control store.
         node_id: this host's node.
         is_own: started here, and ends with us.
-        host: the address under which actors on this node are reached.
     """
 
     address: str
     node_id: str
     is_own: bool
-    host: str
+
+    @property
+    def worker_host(self) -> str | None:
+        """That workers listen on: nobody else need reach those of a Ray of our own."""
+        return LOOPBACK if self.is_own else None
 
     def placements_on_this_host(self) -> Mapping[Role, Placement]:
         return everywhere(Placement(node_id=self.node_id))
@@ -73,10 +76,9 @@ def connected(settings: ClusterSettings, num_cpus: int) -> Iterator[RayRuntime]:
         try:
             context = _init(ray, settings, num_cpus, guard)
             runtime = ray.get_runtime_context()
-            is_own = settings.ray_address is None
             yield RayRuntime(
-                address=context.address_info["gcs_address"], node_id=runtime.get_node_id(), is_own=is_own,
-                host=LOOPBACK if is_own else ray.util.get_node_ip_address(),
+                address=context.address_info["gcs_address"], node_id=runtime.get_node_id(),
+                is_own=settings.ray_address is None,
             )
         finally:
             _shut_down(ray, guard)

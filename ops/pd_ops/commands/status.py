@@ -14,9 +14,11 @@ from pd_ops.output import Document
 from pd_ops.tables import mib, table
 
 COLUMNS = (
-    "id", "role", "pid", "host", "address", "state", "free/blocks", "running", "waiting", "rss", "weights", "arena",
-    "ops", "load",
+    "id", "role", "pid", "host", "address", "epoch", "state", "free/blocks", "running", "waiting", "rss", "weights",
+    "arena", "ops", "load",
 )
+
+EPOCH_CHARS = 8  # shown to people
 
 
 def command(
@@ -80,7 +82,8 @@ def status_text(document: Document) -> str:
     """For people."""
     rows = [
         [
-            worker["id"], worker["role"], worker["pid"], worker["host"], worker["address"], worker["state"],
+            worker["id"], worker["role"], worker["pid"], worker["host"], worker["address"],
+            worker["epoch"][:EPOCH_CHARS], worker["state"],
             f"{worker['num_blocks_free']}/{worker['num_blocks_total']}", worker["num_running"], worker["num_waiting"],
             mib(worker["rss_bytes"]), mib(worker["weights_bytes"]), mib(worker["arena_bytes"]), worker["ops_backend"],
             f"{worker['load_seconds']:.1f} s",

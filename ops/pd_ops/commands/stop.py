@@ -21,7 +21,7 @@ LEFTOVER_GRACE_S = 3.0
 def command(
     context: typer.Context,
     cluster: options.ClusterName = "default",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait before it is killed.", min=0)] = 30.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait before it is killed.", min=0)] = 60.0,
     as_json: options.Json = False,
 ) -> None:
     """Stop a cluster that was started by `pd-relay serve` on this host: running requests may finish first."""

@@ -43,6 +43,7 @@ async def verify(address: str, settings: Settings, plan: VerificationPlan, note:
     began = time.monotonic()
     async with router_client(address) as client:
         info, pairs = await client.model_info(), worker_pairs(await client.server_info())
+        oracle = await asyncio.to_thread(load_oracle, settings, info)
         has_drafts = info.num_draft_layers > 0
         cases = make_cases(plan.count, plan.seed, CaseLimits(
             vocab_size=info.vocab_size, max_context_length=info.max_context_length, block_size=info.block_size,
@@ -55,7 +56,6 @@ async def verify(address: str, settings: Settings, plan: VerificationPlan, note:
             on_done=_progress(note, "cluster", plan.count),
         )
     note("the same in this process")
-    oracle = await asyncio.to_thread(load_oracle, settings, info)
     progress = _progress(note, "one process", len(cases))
     checked = []
     for number, (case, completion) in enumerate(zip(cases, completions, strict=True), start=1):
