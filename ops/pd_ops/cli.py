@@ -13,6 +13,7 @@ import typer
 
 from pd_engine.errors import EXIT_OK, EXIT_USAGE, Internal, InvalidArgument, PdRelayError
 from pd_ops.commands import (
+    bench,
     demo,
     explain_model,
     generate,
@@ -47,6 +48,7 @@ app.command("generate")(generate.command)
 app.command("verify")(verify.command)
 app.command("explain-model")(explain_model.command)
 app.command("random-model")(random_model.command)
+app.add_typer(bench.app, name="bench")
 app.command("version")(version.command)
 
 

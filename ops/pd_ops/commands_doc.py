@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import typer.core
 import typer.main
 
 from pd_ops.cli import app
@@ -29,8 +30,18 @@ This page is written from the commands themselves (`make docs`).
 
 def document() -> str:
     """The whole page."""
-    commands = typer.main.get_group(app).commands
-    return "\n".join([HEAD, *(_section(name, command) for name, command in commands.items())])
+    return "\n".join([HEAD, *(_section(name, command) for name, command in all_commands().items())])
+
+
+def all_commands() -> dict[str, Any]:
+    """Every command by its full name: "serve", "bench engine"."""
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_group(app).commands.items():
+        if isinstance(command, typer.core.TyperGroup):
+            found |= {f"{name} {below}": inner for below, inner in command.commands.items()}
+        else:
+            found[name] = command
+    return found
 
 
 def _section(name: str, command: Any) -> str:

@@ -1,0 +1,1 @@
+"""Measurements: `pd-relay bench engine` and `pd-relay bench transfer`."""

@@ -1,0 +1,133 @@
+"""This project's engine as a measured process: `python -m pd_ops.bench.engine_process OPTIONS`.
+
+It runs the steps that the workers run (`pd_engine.steps`), and takes apart where a decode step's time goes: the model's
+forward (main layers, MTP layer, heads), sampling, and everything else.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pd_engine.engine import Engine
+from pd_engine.sampling.params import NO_TOP_K, SamplingParams
+from pd_engine.sequence import Sequence as Choice
+from pd_engine.settings import EngineSettings
+from pd_engine.steps.decode import decode_step
+from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
+from pd_ops.bench.measured_process import Document, Stopwatch, Timed, serve
+
+MODEL, SAMPLING = "model_s", "sampling_s"
+
+
+class EngineProcess:
+    """Options: model (folder), dtype, ops, threads, cache_mib, temperature."""
+
+    def __init__(self, options: Document) -> None:
+        settings = EngineSettings(
+            dtype=options["dtype"], ops=options["ops"], threads=options["threads"], cache_mib=options["cache_mib"]
+        )
+        self._engine = engine = Engine.load(Path(options["model"]), settings, max_speculate=1)
+        self._chunk_tokens = settings.chunk_tokens
+        self._temperature = float(options["temperature"])
+        self._seconds = {MODEL: 0.0, SAMPLING: 0.0}
+        self._time(engine.main, "forward", MODEL)
+        self._time(engine.main, "logits", MODEL)
+        self._time(engine.ops, "sample", SAMPLING)
+        if engine.mtp is not None:
+            self._time(engine.mtp, "forward", MODEL)
+
+    def describe(self) -> Document:
+        engine = self._engine
+        return {
+            "name": "pd-relay", "fingerprint": engine.fingerprint, "ops": engine.ops.name,
+            "numerics": engine.ops.numerics, "has_mtp": engine.has_mtp, "num_parameters": engine.num_parameters,
+            "max_context_length": engine.max_context_length, "vocab_size": engine.config.vocab_size,
+            "num_slots": engine.pool.num_blocks * engine.layout.block_size,
+            "load_seconds": round(engine.load_seconds, 3),
+        }
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        [choice] = self._choices([prompt], num_tokens, speculate=0)
+        try:
+            self._read(choice)
+            while choice.num_generated < num_tokens:
+                decode_step(self._engine, [choice])
+            return choice.generated_ids[:num_tokens]
+        finally:
+            self._release([choice])
+
+    def prefill(self, prompt: Sequence[int]) -> Timed:
+        [choice] = self._choices([prompt], 0, speculate=0)
+        try:
+            with Stopwatch() as watch:
+                self._read(choice)
+        finally:
+            self._release([choice])
+        return Timed(num_tokens=len(prompt), wall_s=watch.wall_s, cpu_s=watch.cpu_s)
+
+    def decode(self, prompts: Sequence[Sequence[int]], num_steps: int, speculate: int) -> Timed:
+        choices = self._choices(prompts, num_steps, speculate=speculate)
+        try:
+            for choice in choices:
+                self._read(choice)
+            num_before = sum(choice.num_tokens for choice in choices)
+            self._seconds.update(dict.fromkeys(self._seconds, 0.0))
+            with Stopwatch() as watch:
+                for _ in range(num_steps):
+                    decode_step(self._engine, choices)
+            parts = {
+                **self._seconds, "num_steps": float(num_steps),
+                "num_drafted": float(sum(choice.num_drafted for choice in choices)),
+                "num_accepted": float(sum(choice.num_accepted for choice in choices)),
+            }
+            num_tokens = sum(choice.num_tokens for choice in choices) - num_before
+            return Timed(num_tokens=num_tokens, wall_s=watch.wall_s, cpu_s=watch.cpu_s, parts=parts)
+        finally:
+            self._release(choices)
+
+    def _choices(self, prompts: Sequence[Sequence[int]], num_steps: int, *, speculate: int) -> list[Choice]:
+        """With blocks for all that so many steps can give."""
+        most = num_steps * (1 + speculate) + speculate + 1
+        choices = []
+        for number, prompt in enumerate(prompts):
+            params = SamplingParams(
+                temperature=self._temperature, top_p=1.0, top_k=NO_TOP_K, seed=number, max_tokens=most, ignore_eos=True
+            )
+            name = f"bench {number}"
+            num_blocks = self._engine.layout.num_blocks_for(len(prompt) + most)
+            choices.append(Choice(
+                name=name, token_ids=list(prompt), num_prompt_tokens=len(prompt), params=params,
+                ending_ids=frozenset(), speculate=speculate, block_ids=self._engine.pool.allocate(num_blocks, name),
+            ))
+        return choices
+
+    def _read(self, choice: Choice) -> None:
+        """Its prompt, in chunks as a worker does it, and the first token."""
+        while choice.num_computed < choice.num_prompt_tokens:
+            count = min(self._chunk_tokens, choice.num_prompt_tokens - choice.num_computed)
+            prefill_step(self._engine, [Chunk(sequence=choice, num_tokens=count)])
+        sample_first(self._engine, [choice])
+
+    def _release(self, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            self._engine.pool.release(choice.block_ids, choice.name)
+
+    def _time(self, owner: object, name: str, part: str) -> None:
+        """From here on the calls of a method count into `part`; of nested ones each counts."""
+        method: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            result = method(*args, **kwargs)
+            self._seconds[part] += time.perf_counter() - began_s
+            return result
+
+        setattr(owner, name, timed)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(EngineProcess))
