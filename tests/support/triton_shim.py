@@ -20,10 +20,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from triton.runtime import interpreter
-
-import triton
 
 if not isinstance(tl.sum, interpreter.InterpretedFunction):
     raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set; tests/conftest.py sets it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,7 +42,8 @@ def largest_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     result = torch.empty(x.shape, dtype=dtype)
-    cast_kernel[(x.numel() // 256,)](x, result, BLOCK=256)
+    block = math.gcd(x.numel(), 2**16)
+    cast_kernel[(x.numel() // block,)](x, result, BLOCK=block)
     return result
 
 

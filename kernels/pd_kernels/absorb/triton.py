@@ -27,7 +27,7 @@ def pack_absorbed(w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> AbsorbedWeight:
 def mla_queries(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
     """q_THE = [q_nope W_uk | rope(q_rope)], rounded once to the dtype of q."""
     num_heads, latent_width, nope_width = weight.w_uk_HCN.shape
-    q_THF = q_TF.view(q_TF.shape[0], num_heads, -1)
+    q_THF = q_TF.unflatten(1, (num_heads, -1))
     out_THE = q_TF.new_empty(q_TF.shape[0], num_heads, latent_width + q_THF.shape[-1] - nope_width)
     matmul(q_THF[..., :nope_width], weight.w_uk_HCN, out_THE[..., :latent_width])
     rotate_heads(q_THF, rope_P2R, positions_T, out_THE)

@@ -1,6 +1,6 @@
 """Attention with keys and values expanded a head from the latents, on a GPU: the cheaper form for long prompts.
 
-1. The latents of the sequences' blocks are gathered: [S, P, C] and [S, P, R], P the slots that a block table spans.
+1. The latents of the sequences' blocks are gathered: [S, P, C + R], P the slots that a block table spans.
 2. Keys and values of all heads are products with both halves of kv_b_proj, rounded to the storage dtype.
 3. A program attends a tile of consecutive rows, for one head, over tiles of keys at fixed absolute positions, in
    order. A tile of keys that a row may not see leaves the row's sums as they are, bit for bit, so a row does not
@@ -29,26 +29,11 @@ TILE = 128
 FLOAT32_BLOCKS = (32, 32)
 
 
-@triton.jit(do_not_specialize=["table_width"])
-def gather_kernel(cache_ptr, tables_ptr, c_ptr, k_ptr, table_width, slot_stride, SLOTS: tl.constexpr, C: tl.constexpr,
-                  R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr):
-    """One slot of one sequence; zeros where the table has no block."""
-    sequence, position = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    block = tl.load(tables_ptr + sequence * table_width + position // SLOTS).to(tl.int64)
-    slot = cache_ptr + (block * SLOTS + position % SLOTS) * slot_stride
-    at = sequence * table_width * SLOTS + position
-    column, pair = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
-    c = tl.load(slot + column, mask=(column < C) & (block >= 0), other=0.0)
-    k = tl.load(slot + C + pair, mask=(pair < R) & (block >= 0), other=0.0)
-    tl.store(c_ptr + at * C + column, c, mask=column < C)
-    tl.store(k_ptr + at * R + pair, k, mask=pair < R)
-
-
 @triton.jit(do_not_specialize=["num_rows", "num_positions", "first_position"])
 def expanded_kernel(q_ptr, keys_ptr, values_ptr, rope_keys_ptr, positions_ptr, sequences_ptr, out_ptr, scale,
-                    first_position, num_rows, num_heads, num_positions, N: tl.constexpr, R: tl.constexpr,
-                    V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
-                    BLOCK_Q: tl.constexpr, TILE: tl.constexpr):
+                    first_position, num_rows, num_heads, num_positions, rope_stride, N: tl.constexpr,
+                    R: tl.constexpr, V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+                    BLOCK_V: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr):
     """A tile of rows, one head. Rows of a sequence are consecutive; the tile may hold several sequences."""
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -71,7 +56,7 @@ def expanded_kernel(q_ptr, keys_ptr, values_ptr, rope_keys_ptr, positions_ptr, s
             loaded = (key <= last) & (key >= first_position)
             k_n = tl.load(keys_ptr + (at * num_heads + head)[:, None] * N + n[None, :],
                           mask=loaded[:, None] & (n[None, :] < N), other=0.0)
-            k_r = tl.load(rope_keys_ptr + at[:, None] * R + r[None, :],
+            k_r = tl.load(rope_keys_ptr + at[:, None] * rope_stride + r[None, :],
                           mask=loaded[:, None] & (r[None, :] < R), other=0.0)
             value = tl.load(values_ptr + (at * num_heads + head)[:, None] * V + v[None, :],
                             mask=loaded[:, None] & (v[None, :] < V), other=0.0)
@@ -95,22 +80,22 @@ def mla_attention_expanded(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tenso
     """[T, H·V] in the dtype of q. Rows of a sequence must be consecutive, and sequences in ascending order."""
     num_heads, nope_width, latent_width = weight.w_uk_HNC.shape
     value_width, num_rows = weight.w_uv_HVC.shape[1], q_TF.shape[0]
-    q_THF = q_TF.view(num_rows, num_heads, -1)
+    q_THF = q_TF.unflatten(1, (num_heads, -1))
     rotated = q_THF.clone()
     rotate_heads(q_THF, rope_P2R, rows.positions_T, rotated)
-    c, k = _gather(cache_GKE, rows.block_tables_SB, latent_width)
-    keys = linear(c, weight.w_uk_HNC.flatten(0, 1))
-    values = linear(c, weight.w_uv_HVC.flatten(0, 1)).nan_to_num_(0.0, 0.0, 0.0)
+    latents = _gather(cache_GKE, rows.block_tables_SB, latent_width)
+    keys = linear(latents[:, :latent_width], weight.w_uk_HNC.flatten(0, 1))
+    values = linear(latents[:, :latent_width], weight.w_uv_HVC.flatten(0, 1)).nan_to_num_(0.0, 0.0, 0.0)
     out_THV = q_TF.new_empty(num_rows, num_heads, value_width)
     rope_width = q_THF.shape[-1] - nope_width
     block_q, tile = (BLOCK_Q, TILE) if q_TF.dtype == torch.bfloat16 else FLOAT32_BLOCKS
     if num_rows:
         expanded_kernel[triton.cdiv(num_rows, block_q), num_heads](
-            rotated, keys, values, k, rows.positions_T, rows.sequence_T, out_THV, scale * math.log2(math.e),
-            first_position, num_rows, num_heads, rows.block_tables_SB.shape[1] * cache_GKE.shape[1], N=nope_width,
-            R=rope_width, V=value_width, BLOCK_N=_block(nope_width), BLOCK_R=_block(rope_width),
-            BLOCK_V=_block(value_width), BLOCK_Q=block_q, TILE=tile, num_warps=8, num_stages=2,
-            enable_fp_fusion=False,
+            rotated, keys, values, latents[:, latent_width:], rows.positions_T, rows.sequence_T, out_THV,
+            scale * math.log2(math.e), first_position, num_rows, num_heads,
+            rows.block_tables_SB.shape[1] * cache_GKE.shape[1], latents.stride(0), N=nope_width, R=rope_width,
+            V=value_width, BLOCK_N=_block(nope_width), BLOCK_R=_block(rope_width), BLOCK_V=_block(value_width),
+            BLOCK_Q=block_q, TILE=tile, num_warps=8, num_stages=2, enable_fp_fusion=False,
         )
     return out_THV.flatten(1)
 
@@ -119,17 +104,7 @@ def _block(width: int) -> int:
     return max(16, int(triton.next_power_of_2(width)))
 
 
-def _gather(cache_GKE: Tensor, tables_SB: Tensor, latent_width: int) -> tuple[Tensor, Tensor]:
-    """(c [S·P, C], k_rope [S·P, R]) of all slots that the tables name."""
-    (num_sequences, table_width), slots = tables_SB.shape, cache_GKE.shape[1]
-    if cache_GKE.dtype == torch.uint8:
-        decoded = latent_fp8.decode(cache_GKE[tables_SB.clamp(min=0).flatten()].flatten(0, 1), latent_width)
-        return decoded[:, :latent_width].contiguous(), decoded[:, latent_width:].contiguous()
-    rope_width = cache_GKE.shape[-1] - latent_width
-    c = cache_GKE.new_empty(num_sequences * table_width * slots, latent_width)
-    k = cache_GKE.new_empty(num_sequences * table_width * slots, rope_width)
-    gather_kernel[table_width * slots, num_sequences](
-        cache_GKE, tables_SB, c, k, table_width, cache_GKE.shape[-1], SLOTS=slots, C=latent_width, R=rope_width,
-        BLOCK_C=triton.next_power_of_2(latent_width), BLOCK_R=triton.next_power_of_2(rope_width), num_warps=2,
-    )
-    return c, k
+def _gather(cache_GKE: Tensor, tables_SB: Tensor, latent_width: int) -> Tensor:
+    """Latents [S·P, C + R] of all slots that the tables name; where they name none, those of some block."""
+    slots = cache_GKE[tables_SB.clamp(min=0).flatten()].flatten(0, 1)
+    return latent_fp8.decode(slots, latent_width) if cache_GKE.dtype == torch.uint8 else slots
