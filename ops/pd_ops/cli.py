@@ -15,6 +15,7 @@ from pd_engine.errors import EXIT_OK, EXIT_USAGE, Internal, InvalidArgument, PdR
 from pd_ops.commands import (
     bench,
     demo,
+    doctor,
     explain_model,
     generate,
     random_model,
@@ -48,6 +49,7 @@ app.command("generate")(generate.command)
 app.command("verify")(verify.command)
 app.command("explain-model")(explain_model.command)
 app.command("random-model")(random_model.command)
+app.command("doctor")(doctor.command)
 app.add_typer(bench.app, name="bench")
 app.command("version")(version.command)
 
