@@ -23,11 +23,14 @@ import torch
 from torch import Tensor
 
 from pd_engine.engine import Engine
+from pd_engine.model.mla import StepRows
 from pd_engine.sequence import FinishReason, SampledToken, Sequence
 from pd_engine.steps.draft import draft_tokens, num_wanted_drafts, pending_states
 from pd_engine.steps.rows import Span, build_step
 from pd_engine.steps.sample import sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft
+from pd_kernels.ops import Rows
+from pd_kernels.repeat import repeat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +63,7 @@ def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
     ]
     ids = [[sequence.token_ids[-1], *drafted] for sequence, drafted in zip(sequences, drafts, strict=True)]
     ids_T = torch.tensor([token for span_ids in ids for token in span_ids])
-    hidden_TD = engine.main.forward(ids_T, build_step(spans, engine.layout.block_size), engine.main_caches)
-    logits_TZ = engine.main.logits(hidden_TD)
+    hidden_TD, logits_TZ = _forward(engine, ids_T, build_step(spans, engine.layout.block_size))
     sampled = _sample_spans(engine, logits_TZ, spans)
     counts = [
         _num_emitted(sequence, tokens, drafted)
@@ -87,6 +89,17 @@ def finish_reason(engine: Engine, sequence: Sequence) -> FinishReason | None:
     if reason is None and sequence.num_tokens >= engine.max_context_length:
         return FinishReason.LENGTH
     return reason
+
+
+def _forward(engine: Engine, ids_T: Tensor, step: StepRows) -> tuple[Tensor, Tensor]:
+    """(h_TD, logits_TZ) of the main model: valid until the next decode step, whose ops may reuse their room."""
+
+    def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
+        hidden_TD = engine.main.forward(tensors[0], StepRows(rows=rows), engine.main_caches)
+        return hidden_TD, engine.main.logits(hidden_TD)
+
+    hidden_TD, logits_TZ = repeat(engine.ops, "main", run, (ids_T,), step.rows)
+    return hidden_TD, logits_TZ
 
 
 def _sample_spans(engine: Engine, logits_TZ: Tensor, spans: Seq[Span]) -> list[list[int]]:

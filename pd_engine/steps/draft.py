@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from pd_engine.engine import Engine
+from pd_engine.model.mla import StepRows
 from pd_engine.sequence import Sequence
 from pd_engine.steps.rows import Span, build_step, token_ids
 from pd_engine.steps.sample import sample_rows
 from pd_engine.steps.state import can_draft
+from pd_kernels.ops import Rows
+from pd_kernels.repeat import repeat
 
 
 def num_wanted_drafts(sequence: Sequence) -> int:
@@ -79,6 +82,13 @@ def _run_pending(engine: Engine, sequences: Seq[Sequence]) -> Tensor:
 
 
 def _mtp_rows(engine: Engine, spans: Seq[Span], ids_T: Tensor, previous_TD: Tensor) -> Tensor:
-    assert engine.mtp is not None
+    """MTP's states for the rows of the spans: valid until the next call, whose ops may reuse their room."""
+    mtp, cache = engine.mtp, engine.mtp_cache
+    assert mtp is not None
+
+    def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
+        return (mtp.forward(tensors[0], tensors[1], StepRows(rows=rows), cache),)
+
     step = build_step(spans, engine.layout.block_size)
-    return engine.mtp.forward(ids_T, previous_TD, step, engine.mtp_cache)
+    [hidden_TD] = repeat(engine.ops, "mtp", run, (ids_T, previous_TD), step.rows)
+    return hidden_TD
