@@ -152,6 +152,7 @@ def test_latent_write_touches_its_slots_only(dtype: torch.dtype) -> None:
     rows = data.rows()[3:9] + data.rows()[30:31]
     for run in (ours, theirs):
         kv = torch.stack([data.kv[r.sequence][r.position] for r in rows])
+        kv = torch.cat([kv, kv], dim=1)[:, data.dims.E :]  # a slice, as of a fused projection
         run.ops.latent_write(kv, data.norm, 1e-6, data.rope, run.place(rows), run.cache)
     check_op("latent_write", dtype, ours.cache, theirs.cache)
     assert ours.cache.isnan().any(-1).sum() == ours.cache.shape[0] * 8 - len(rows)

@@ -64,6 +64,21 @@ def test_linear_with_a_sum_in_chunks(dtype: torch.dtype, num_rows: int) -> None:
 
 
 @dtypes
+def test_rows_may_be_slices_of_a_wider_matrix(dtype: torch.dtype) -> None:
+    """As the parts of a fused projection are."""
+    make = Inputs(6, dtype)
+    wide, residual, norm, weight = make.normal(5, 90), make.normal(5, 70), make.normal(50).float(), make.weight(20, 50)
+    x, r = wide[:, 30:80], residual[:, 7:57]
+    for ops in (triton_ops(), reference_ops()):
+        whole, parts = (x.contiguous(), r.contiguous()), (x, r)
+        assert same_bits(ops.rms_norm(parts[0], norm, 1e-6), ops.rms_norm(whole[0], norm, 1e-6))
+        for part, full in zip(ops.add_rms_norm(*parts, norm, 1e-6), ops.add_rms_norm(*whole, norm, 1e-6), strict=True):
+            assert same_bits(part, full)
+        packed = ops.pack_linear(weight)
+        assert same_bits(ops.linear(parts[0], packed), ops.linear(whole[0], packed))
+
+
+@dtypes
 @pytest.mark.parametrize("op", OPS)
 def test_no_rows(dtype: torch.dtype, op: str) -> None:
     for result in row_ops(SMALL, dtype, 0, seed=1)[op](triton_ops(), torch.arange(0)):

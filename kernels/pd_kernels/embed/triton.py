@@ -21,6 +21,7 @@ def embed(ids_T: Tensor, table_ZD: Tensor) -> Tensor:
     """x_TD = table[ids], in the table's dtype."""
     num_rows, width = ids_T.shape[0], table_ZD.shape[1]
     out_TD = table_ZD.new_empty(num_rows, width)
+    assert ids_T.is_contiguous() and table_ZD.is_contiguous(), (ids_T.stride(), table_ZD.stride())
     if num_rows:
         embed_kernel[num_rows, triton.cdiv(width, BLOCK)](ids_T, table_ZD, out_TD, width, BLOCK=BLOCK, num_warps=4)
     return out_TD

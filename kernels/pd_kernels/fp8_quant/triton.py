@@ -31,6 +31,7 @@ def fp8_quant(x_TK: Tensor, power_of_two: bool) -> tuple[Tensor, Tensor]:
     (num_rows, num_in), num_groups = x_TK.shape, triton.cdiv(x_TK.shape[1], GROUP)
     q_TK = torch.empty(num_rows, num_in, dtype=torch.float8_e4m3fn, device=x_TK.device)
     scale_Tg = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x_TK.device)
+    assert x_TK.is_contiguous(), x_TK.stride()
     if num_rows:
         quant_kernel[num_rows, triton.cdiv(num_groups, BLOCK_G)](
             x_TK, q_TK, scale_Tg, num_in, num_groups, POWER_OF_TWO=power_of_two, BLOCK_G=BLOCK_G, num_warps=4,

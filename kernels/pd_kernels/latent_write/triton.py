@@ -14,12 +14,12 @@ from pd_kernels.rope.triton import rotate
 
 @triton.jit
 def latent_write_kernel(kv_ptr, weight_ptr, rope_ptr, positions_ptr, slots_ptr, c_ptr, scale_ptr, k_ptr, eps,
-                        latent_width, num_pairs, c_stride, scale_stride, scale_start, k_stride, k_start,
+                        latent_width, num_pairs, kv_stride, c_stride, scale_stride, scale_start, k_stride, k_start,
                         FP8: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr):
     """One row. `c_ptr`, `scale_ptr` and `k_ptr` are views of the same cache, with strides in their own numbers."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
-    source = kv_ptr + row * (latent_width + 2 * num_pairs)
+    source = kv_ptr + row * kv_stride
     column = tl.arange(0, BLOCK_C)
     mask = column < latent_width
     c = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
@@ -53,12 +53,13 @@ def latent_write(kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Ten
     num_rows, latent_width, num_pairs = kv_TE.shape[0], norm_weight_C.shape[0], rope_P2R.shape[-1]
     if num_rows == 0:
         return
+    assert kv_TE.stride(1) == 1 and cache_GKE.is_contiguous(), (kv_TE.stride(), cache_GKE.stride())
     is_fp8 = cache_GKE.dtype == torch.uint8
     c, scale, k = fp8.views(cache_GKE) if is_fp8 else (cache_GKE, None, cache_GKE)
     assert not is_fp8 or cache_GKE.shape[-1] == slot_bytes(latent_width, 2 * num_pairs), cache_GKE.shape
     latent_write_kernel[(num_rows,)](
         kv_TE, norm_weight_C, rope_P2R, rows.positions_T, rows.slots_T, c, scale, k, eps, latent_width, num_pairs,
-        c.shape[-1], 0 if scale is None else scale.shape[-1], latent_width // 4, k.shape[-1],
+        kv_TE.stride(0), c.shape[-1], 0 if scale is None else scale.shape[-1], latent_width // 4, k.shape[-1],
         k.shape[-1] - 2 * num_pairs, FP8=is_fp8, BLOCK_C=triton.next_power_of_2(latent_width),
         BLOCK_P=triton.next_power_of_2(num_pairs), num_warps=4, enable_fp_fusion=False,
     )

@@ -137,6 +137,7 @@ def mla_attention(q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, fi
     num_rows, num_heads, _ = q_THE.shape
     is_fp8 = cache_GKE.dtype == torch.uint8
     assert q_THE.is_contiguous() and q_THE.dtype == (torch.bfloat16 if is_fp8 else cache_GKE.dtype), q_THE.dtype
+    assert cache_GKE.is_contiguous() and rows.block_tables_SB.is_contiguous(), rows.block_tables_SB.stride()
     out_THC = q_THE.new_empty(num_rows, num_heads, latent_width)
     max_context = rows.block_tables_SB.shape[1] * cache_GKE.shape[1]
     num_splits = max(1, triton.cdiv(max_context, split))

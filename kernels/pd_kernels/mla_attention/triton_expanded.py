@@ -81,7 +81,7 @@ def mla_attention_expanded(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tenso
     num_heads, nope_width, latent_width = weight.w_uk_HNC.shape
     value_width, num_rows = weight.w_uv_HVC.shape[1], q_TF.shape[0]
     q_THF = q_TF.unflatten(1, (num_heads, -1))
-    rotated = q_THF.clone()
+    rotated = q_THF.contiguous().clone()
     rotate_heads(q_THF, rope_P2R, rows.positions_T, rotated)
     latents = _gather(cache_GKE, rows.block_tables_SB, latent_width)
     keys = linear(latents[:, :latent_width], weight.w_uk_HNC.flatten(0, 1))

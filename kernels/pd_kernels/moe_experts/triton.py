@@ -143,6 +143,7 @@ def down_kernel(act_ptr, w_ptr, out_ptr, act_scale_ptr, w_scale_ptr, order_ptr, 
 
 def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts) -> Tensor:
     """y_TD = ((w_0 E_0(x) + w_1 E_1(x)) + ...) + Shared(x): fp32 in rank order, rounded once at the end."""
+    assert weights_TK.is_contiguous() and experts_TK.is_contiguous(), (weights_TK.stride(), experts_TK.stride())
     y_TD = torch.empty_like(x_TD)
     if x_TD.shape[0] == 0:
         return y_TD

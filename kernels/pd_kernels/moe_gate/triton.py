@@ -74,6 +74,7 @@ def choose_experts(logits_TX: Tensor, bias_X: Tensor, config: GateConfig) -> tup
     (num_rows, num_experts), k = logits_TX.shape, config.num_experts_per_token
     weights_TK = logits_TX.new_empty(num_rows, k)
     experts_TK = logits_TX.new_empty(num_rows, k, dtype=torch.int32)
+    assert logits_TX.is_contiguous() and bias_X.is_contiguous(), logits_TX.stride()
     group_experts = num_experts // config.num_groups
     if num_rows:
         gate_kernel[(triton.cdiv(num_rows, BLOCK_T),)](
