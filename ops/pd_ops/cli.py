@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the check failed, 2 wrong usage or input, 3 the cluster co
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -12,46 +13,38 @@ from collections.abc import Sequence
 import typer
 
 from pd_engine.errors import EXIT_OK, EXIT_USAGE, Internal, InvalidArgument, PdRelayError
-from pd_ops.commands import (
-    bench,
-    demo,
-    doctor,
-    explain_model,
-    generate,
-    random_model,
-    serve,
-    status,
-    stop,
-    submit,
-    verify,
-    version,
-)
 from pd_ops.output import Output, ReaderGone, claim_stdout
 
 EXIT_INTERRUPTED = 130
 
 log = logging.getLogger(__name__)
 
-app = typer.Typer(
-    name="pd-relay",
-    help="Serve DeepSeek models from two pools of workers: one reads prompts, the other continues them.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+# In the order of the help text. Each is the module of that name, "-" as "_", with a function `command`, or an `app` of
+# its own for a group of commands.
+COMMANDS = (
+    "demo", "serve", "submit", "status", "stop", "generate", "verify", "explain-model", "random-model", "bench",
+    "version",
 )
-app.command("demo")(demo.command)
-app.command("serve")(serve.command)
-app.command("submit")(submit.command)
-app.command("status")(status.command)
-app.command("stop")(stop.command)
-app.command("generate")(generate.command)
-app.command("verify")(verify.command)
-app.command("explain-model")(explain_model.command)
-app.command("random-model")(random_model.command)
-app.command("doctor")(doctor.command)
-app.add_typer(bench.app, name="bench")
-app.command("version")(version.command)
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The application, with only that command in it that is called: some have heavy imports. All of them for help."""
+    app = typer.Typer(
+        name="pd-relay", callback=_describe, add_completion=False,
+        pretty_exceptions_enable=False, rich_markup_mode=None,
+    )
+    called = [name for name in arguments[:1] if name in COMMANDS]
+    for name in called or COMMANDS:
+        module = importlib.import_module(f"pd_ops.commands.{name.replace('-', '_')}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(module.command)
+    return app
+
+
+def _describe() -> None:
+    """Serve DeepSeek models from two pools of workers: one reads prompts, the other continues them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +57,7 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     output = Output(claim_stdout(), as_json="--json" in arguments)
     try:
-        code = app(args=arguments, standalone_mode=False, obj=output)
+        code = build_app(arguments)(args=arguments or ["--help"], standalone_mode=False, obj=output)
         return code if isinstance(code, int) else EXIT_OK
     except PdRelayError as error:
         output.error(error)

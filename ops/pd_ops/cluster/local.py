@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pd_engine.errors import Cancelled, InvalidArgument
-from pd_engine.model.checkpoint import check_tensors, resolve_model, stored_tensors
-from pd_engine.model.config import ModelConfig
 from pd_engine.settings import RouterSettings, Settings
 from pd_ops.cluster.interrupts import Interrupts, sigterm_interrupts, unless
 from pd_ops.cluster.plan import plan_cluster
@@ -22,17 +20,6 @@ if TYPE_CHECKING:
     from pd_ops.cluster.controller import Controller, ReadyCluster
 
 DRAIN_S = 10.0
-
-
-def resolved(settings: Settings) -> Settings:
-    """The settings with `model` as an absolute path, after a look at what every worker would refuse later.
-
-    Raises:
-        PdRelayError: no such checkpoint, a configuration that is broken or not supported, weights that do not fit.
-    """
-    path = resolve_model(settings.model)
-    check_tensors(ModelConfig.load(path), stored_tensors(path))
-    return settings.model_copy(update={"model": str(path)})
 
 
 @contextmanager

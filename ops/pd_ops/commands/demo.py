@@ -11,9 +11,10 @@ import typer
 from pd_engine.contracts import api_pb2
 from pd_engine.errors import EXIT_CHECK_FAILED
 from pd_engine.settings import Settings, load_settings
+from pd_ops.checked_model import with_checked_model
 from pd_ops.client import Completion, RouterClient, router_client
 from pd_ops.cluster.interrupts import Interrupts, unless
-from pd_ops.cluster.local import LocalCluster, RunningCluster, local_cluster, resolved
+from pd_ops.cluster.local import LocalCluster, RunningCluster, local_cluster
 from pd_ops.commands import options
 from pd_ops.commands.status import status_document, status_text
 from pd_ops.demonstration import DemoReport, DemoRequest, DemoResult, concurrent_requests, shown_requests
@@ -43,7 +44,7 @@ def command(
         model=model, prefill__workers=prefill, decode__workers=decode, decode__speculate=speculate,
         engine__dtype=dtype, engine__ops=ops, cluster__name="demo", router__grpc_port=0, router__http_port=0,
     )
-    settings = resolved(load_settings(config, overrides))
+    settings = with_checked_model(load_settings(config, overrides))
     output.text("starting Ray, a router and two pools of workers, each a process of its own ...")
     with local_cluster(settings) as local:
         report = asyncio.run(_demo(local, settings, output, began))

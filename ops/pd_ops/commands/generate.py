@@ -7,6 +7,7 @@ import secrets
 import typer
 
 from pd_engine.settings import load_settings
+from pd_ops.checked_model import with_checked_model
 from pd_ops.commands import options
 from pd_ops.monolithic import Monolithic, Question, Questions
 from pd_ops.output import Output
@@ -51,7 +52,7 @@ def command(
     overrides = options.overrides(
         model=model, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops
     )
-    settings = load_settings(config, overrides)
+    settings = with_checked_model(load_settings(config, overrides))
     questions = Questions.load(settings)
     asked = questions.ask(question, fields, request_id=secrets.token_hex(16))
     monolithic = Monolithic.load(settings, questions)

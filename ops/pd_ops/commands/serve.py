@@ -10,8 +10,9 @@ import typer
 
 from pd_engine.errors import Unavailable
 from pd_engine.settings import load_settings
+from pd_ops.checked_model import with_checked_model
 from pd_ops.cluster.interrupts import Interrupts, unless
-from pd_ops.cluster.local import LocalCluster, RunningCluster, local_cluster, resolved
+from pd_ops.cluster.local import LocalCluster, RunningCluster, local_cluster
 from pd_ops.cluster.plan import Role
 from pd_ops.commands import options
 from pd_ops.output import Document, Output
@@ -40,7 +41,7 @@ def command(
         router__http_port=http_port, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops,
         cluster__name=cluster, cluster__ray_address=ray_address,
     )
-    settings = resolved(load_settings(config, overrides))
+    settings = with_checked_model(load_settings(config, overrides))
     with local_cluster(settings) as local:
         asyncio.run(_serve(local, output, began))
     output.document({"event": "stopped", "cluster": settings.cluster.name})

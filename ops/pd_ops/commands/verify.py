@@ -9,9 +9,10 @@ import typer
 
 from pd_engine.errors import EXIT_CHECK_FAILED
 from pd_engine.settings import Settings, load_settings
+from pd_ops.checked_model import with_checked_model
 from pd_ops.client import checked_address
 from pd_ops.cluster.interrupts import Interrupts, unless
-from pd_ops.cluster.local import LocalCluster, local_cluster, resolved
+from pd_ops.cluster.local import LocalCluster, local_cluster
 from pd_ops.commands import options
 from pd_ops.output import Output
 from pd_ops.verification.report import Report
@@ -43,7 +44,7 @@ def command(
         model=model, prefill__workers=prefill, decode__workers=decode, decode__speculate=speculate,
         engine__dtype=dtype, engine__ops=ops, cluster__name="verify", router__grpc_port=0, router__http_port=0,
     )
-    settings = resolved(load_settings(config, overrides))
+    settings = with_checked_model(load_settings(config, overrides))
     plan = VerificationPlan(count=count, seed=seed, concurrency=concurrency)
     if against is not None:
         report = asyncio.run(verify(checked_address(against), settings, plan, output.note))
