@@ -43,7 +43,10 @@ def handed_over(engine: Engine, name: str, choice: Choice, closing: Closing, blo
 
 def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
     checksums = [int(value) for value in result.checksums.reshape(-1)] if with_checksums else []
-    return pb.HandoffDone(bytes=result.num_bytes, transport=result.transport, block_checksums=checksums)
+    return pb.HandoffDone(
+        bytes=result.num_bytes, transport=result.transport, block_checksums=checksums,
+        hidden_bytes=result.num_hidden_bytes,
+    )
 
 
 def is_worth_another_try(error: PdRelayError) -> bool:

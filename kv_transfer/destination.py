@@ -61,12 +61,14 @@ class PullResult:
         block_ids: now the caller's, held in the pool under `key.owner`; empty if the first token ended the request
             (`closing.finish_reason` is set): then the lease has been released.
         num_bytes: valid slots not already held x bytes a token.
+        num_hidden_bytes: of these, verified before the source said that the prompt was computed.
         checksums: uint64 [components, blocks of the prompt], each over the valid slots; 0 for held blocks.
     """
 
     block_ids: tuple[int, ...]
     closing: Closing
     num_bytes: int
+    num_hidden_bytes: int
     transport: str
     checksums: npt.NDArray[np.uint64]
 
@@ -228,7 +230,8 @@ class HandoffDestination:
             self._start(self._desk.commit(lease.key, lease.source), "kv-commit")
         result = PullResult(
             block_ids=() if is_finished else lease.block_ids, closing=lease.closing,
-            num_bytes=0 if is_finished else lease.pieces.num_bytes, transport=lease.transport,
+            num_bytes=0 if is_finished else lease.pieces.num_bytes,
+            num_hidden_bytes=0 if is_finished else lease.num_hidden_bytes, transport=lease.transport,
             checksums=lease.pieces.checksums_CB,
         )
         self._on_complete(lease.key, result)

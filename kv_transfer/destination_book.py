@@ -200,6 +200,7 @@ class DestinationBook:
         if closing.finish_reason is None and not lease.pieces.is_announced:
             raise InvalidArgument("manifest: closed before every piece was announced")
         lease.closing = closing
+        lease.num_hidden_bytes = lease.pieces.num_verified_bytes
         if closing.finish_reason is not None:
             self._news.append(Completed(lease))
             self._end(lease, LeaseEvent.FINISH, now_s)

@@ -75,6 +75,7 @@ class LeaseRecord:
         fetches: batches in flight, by number.
         may_have_pieces: something may be fetchable.
         transport: its name, once connected.
+        num_hidden_bytes: verified when the closing part came, while the prompt was still being computed.
     """
 
     key: JourneyKey
@@ -94,6 +95,7 @@ class LeaseRecord:
     fetches: dict[int, Fetch] = field(default_factory=dict)
     may_have_pieces: bool = False
     transport: str = ""
+    num_hidden_bytes: int = 0
 
     @property
     def is_live(self) -> bool:

@@ -69,6 +69,11 @@ class PieceTable:
         return int((self.final_CB.sum(axis=1) * self._slot_bytes_C).sum())
 
     @property
+    def num_verified_bytes(self) -> int:
+        """Of these, bytes that are here and checked."""
+        return int((self._verified_CB.sum(axis=1) * self._slot_bytes_C).sum())
+
+    @property
     def is_announced(self) -> bool:
         """Whether every piece has been announced with all its slots."""
         return bool((self._announced_CB == self.final_CB).all())

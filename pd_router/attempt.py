@@ -199,6 +199,7 @@ class Attempt:
             prefill_worker=self._prefill.worker_id,
             decode_worker=link.worker_id,
             num_bytes=handoff.bytes,
+            num_hidden_bytes=handoff.hidden_bytes,
             transport=handoff.transport,
             block_checksums=tuple(handoff.block_checksums),
         )

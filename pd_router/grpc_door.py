@@ -164,6 +164,7 @@ def complete_message(result: Result) -> api.GenerateComplete:
         complete.handoff.prefill_worker = result.handoff.prefill_worker
         complete.handoff.decode_worker = result.handoff.decode_worker
         complete.handoff.bytes = result.handoff.num_bytes
+        complete.handoff.hidden_bytes = result.handoff.num_hidden_bytes
         complete.handoff.transport = result.handoff.transport
         complete.handoff.block_checksums.extend(result.handoff.block_checksums)
     return complete

@@ -70,6 +70,7 @@ class HandoffReport:
     prefill_worker: str
     decode_worker: str
     num_bytes: int
+    num_hidden_bytes: int
     transport: str
     block_checksums: tuple[int, ...]
 

@@ -4,7 +4,7 @@
     logprobs: null, or for each token {"token_id", "logprob", "top": [{"token_id", "logprob"}]}
     usage: {"prompt_tokens", "completion_tokens", "cached_tokens"}
     accepted_tokens, drafted_tokens: of speculation
-    handoff: null, or {"prefill_worker", "decode_worker", "bytes", "transport"}
+    handoff: null, or {"prefill_worker", "decode_worker", "bytes", "hidden_bytes", "transport"}
     warnings: what was unusual about the request
 """
 
@@ -125,5 +125,5 @@ def _token_document(token_id: int, logprob: float, top: Iterable[tuple[int, floa
 def _handoff_document(handoff: api_pb2.Handoff) -> Document:
     return {
         "prefill_worker": handoff.prefill_worker, "decode_worker": handoff.decode_worker,
-        "bytes": handoff.bytes, "transport": handoff.transport,
+        "bytes": handoff.bytes, "hidden_bytes": handoff.hidden_bytes, "transport": handoff.transport,
     }

@@ -161,18 +161,20 @@ class GenerateComplete(_message.Message):
     def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
 class Handoff(_message.Message):
-    __slots__ = ("prefill_worker", "decode_worker", "bytes", "transport", "block_checksums")
+    __slots__ = ("prefill_worker", "decode_worker", "bytes", "transport", "block_checksums", "hidden_bytes")
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     prefill_worker: str
     decode_worker: str
     bytes: int
     transport: str
     block_checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    hidden_bytes: int
+    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)

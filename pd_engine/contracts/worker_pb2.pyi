@@ -161,14 +161,16 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., missing_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HandoffDone(_message.Message):
-    __slots__ = ("bytes", "transport", "block_checksums")
+    __slots__ = ("bytes", "transport", "block_checksums", "hidden_bytes")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     transport: str
     block_checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    hidden_bytes: int
+    def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop_token_ids", "logprobs", "speculate")

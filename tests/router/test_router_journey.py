@@ -196,7 +196,9 @@ def test_a_contradicting_token_leaves_the_state_to_the_caller() -> None:
 def test_notes_of_another_attempt_are_ignored() -> None:
     journey = make()
     journey.place(with_decode=False)
-    report = HandoffReport(prefill_worker="p", decode_worker="d", num_bytes=1, transport="tcp", block_checksums=())
+    report = HandoffReport(
+        prefill_worker="p", decode_worker="d", num_bytes=1, num_hidden_bytes=1, transport="tcp", block_checksums=(),
+    )
     journey.note_handoff(7, report)
     journey.note_cached_tokens(7, 5)
     assert journey.handoff is None

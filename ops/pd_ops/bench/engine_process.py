@@ -16,11 +16,11 @@ from pd_engine.engine import Engine
 from pd_engine.sampling.params import NO_TOP_K, SamplingParams
 from pd_engine.sequence import Sequence as Choice
 from pd_engine.settings import EngineSettings
-from pd_engine.steps.decode import decode_step
+from pd_engine.steps import decode, draft
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from pd_ops.bench.measured_process import Document, Stopwatch, Timed, serve
 
-MODEL, SAMPLING = "model_s", "sampling_s"
+MODEL, MODEL_CALLS, SAMPLING = "model_s", "num_model_calls", "sampling_s"
 
 
 class EngineProcess:
@@ -33,12 +33,14 @@ class EngineProcess:
         self._engine = engine = Engine.load(Path(options["model"]), settings, max_speculate=1)
         self._chunk_tokens = settings.chunk_tokens
         self._temperature = float(options["temperature"])
-        self._seconds = {MODEL: 0.0, SAMPLING: 0.0}
-        self._time(engine.main, "forward", MODEL)
-        self._time(engine.main, "logits", MODEL)
+        self._sums = dict.fromkeys((MODEL, MODEL_CALLS, SAMPLING), 0.0)
+        self._is_timed = False
+        # A step calls the model itself, or repeats the ops that an earlier one has recorded.
+        for owner, name in ((engine.main, "forward"), (engine.main, "logits"), (engine.mtp, "forward"),
+                            (decode, "repeat"), (draft, "repeat")):
+            if owner is not None:
+                self._time(owner, name, MODEL)
         self._time(engine.ops, "sample", SAMPLING)
-        if engine.mtp is not None:
-            self._time(engine.mtp, "forward", MODEL)
 
     def describe(self) -> Document:
         engine = self._engine
@@ -55,7 +57,7 @@ class EngineProcess:
         try:
             self._read(choice)
             while choice.num_generated < num_tokens:
-                decode_step(self._engine, [choice])
+                decode.decode_step(self._engine, [choice])
             return choice.generated_ids[:num_tokens]
         finally:
             self._release([choice])
@@ -75,12 +77,12 @@ class EngineProcess:
             for choice in choices:
                 self._read(choice)
             num_before = sum(choice.num_tokens for choice in choices)
-            self._seconds.update(dict.fromkeys(self._seconds, 0.0))
+            self._sums.update(dict.fromkeys(self._sums, 0.0))
             with Stopwatch() as watch:
                 for _ in range(num_steps):
-                    decode_step(self._engine, choices)
+                    decode.decode_step(self._engine, choices)
             parts = {
-                **self._seconds, "num_steps": float(num_steps),
+                **self._sums, "num_steps": float(num_steps),
                 "num_drafted": float(sum(choice.num_drafted for choice in choices)),
                 "num_accepted": float(sum(choice.num_accepted for choice in choices)),
             }
@@ -117,14 +119,20 @@ class EngineProcess:
             self._engine.pool.release(choice.block_ids, choice.name)
 
     def _time(self, owner: object, name: str, part: str) -> None:
-        """From here on the calls of a method count into `part`; of nested ones each counts."""
-        method: Callable[..., Any] = getattr(owner, name)
+        """From here on the calls of a function count into `part`, unless they are within another timed one."""
+        function: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._is_timed:
+                return function(*args, **kwargs)
+            self._is_timed = True
             began_s = time.perf_counter()
-            result = method(*args, **kwargs)
-            self._seconds[part] += time.perf_counter() - began_s
-            return result
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._sums[part] += time.perf_counter() - began_s
+                self._sums[MODEL_CALLS] += part == MODEL
+                self._is_timed = False
 
         setattr(owner, name, timed)
 
