@@ -14,7 +14,7 @@ import typer
 import typer.core
 import typer.main
 
-from pd_ops.cli import app
+from pd_ops.cli import build_app
 
 DOCUMENT = Path("docs/commands.md")
 
@@ -36,7 +36,7 @@ def document() -> str:
 def all_commands() -> dict[str, Any]:
     """Every command by its full name: "serve", "bench engine"."""
     found: dict[str, Any] = {}
-    for name, command in typer.main.get_group(app).commands.items():
+    for name, command in typer.main.get_group(build_app([])).commands.items():
         if isinstance(command, typer.core.TyperGroup):
             found |= {f"{name} {below}": inner for below, inner in command.commands.items()}
         else:
