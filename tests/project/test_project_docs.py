@@ -83,6 +83,11 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+def test_the_readme_lists_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in COMMANDS if f"| `pd-relay {name.split()[0]}` |" not in text]
+
+
 def test_the_readme_begins_with_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"make ([a-z]+)", text)[:2] == ["demo", "test"]
