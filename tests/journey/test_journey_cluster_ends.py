@@ -49,10 +49,6 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert alive == []
 
 
-def temporary_directories() -> set[str]:
-    return {name for name in os.listdir("/tmp") if name.startswith("pd-relay-")}
-
-
 def test_killed_workers_and_a_killed_serve(start: Start, tmp_path: Path) -> None:
     serving = start()
     ready = serving.event()

@@ -24,7 +24,6 @@ from support.commands import COMMAND, Finished, Serving, environment, run_comman
 pytestmark = pytest.mark.cluster
 
 NAME = "served"
-GONE_S = 30.0
 MAX_WORKER_BYTES = 350_000_000   # beyond weights and the arena's resident pages
 MAX_ROUTER_BYTES = 200_000_000
 MAX_CLUSTER_BYTES = 2_500_000_000
