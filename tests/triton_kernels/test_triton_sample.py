@@ -86,7 +86,9 @@ def hostile_logits(kind: str, num_rows: int, size: int, rng: np.random.Generator
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("kind", ["plain", "ties", "zeros", "nan", "minus infinity", "steep"])
-@pytest.mark.parametrize("size", [1, 130, pytest.param(300, marks=pytest.mark.slow), pytest.param(sample.BLOCK + 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [1, 130, pytest.param(300, marks=pytest.mark.slow), pytest.param(sample.BLOCK + 1, marks=pytest.mark.slow)]
+)
 def test_tokens_are_those_of_the_reference(kind: str, size: int) -> None:
     rng = np.random.default_rng(size)
     num_rows = 6

@@ -34,12 +34,12 @@ class Tile:
 
 SMALL = Tile(block_t=64, block_m=128, block_k=64, num_warps=4, num_stages=4)
 LARGE = Tile(block_t=128, block_m=256, block_k=64, num_warps=8, num_stages=3)
-LARGE_CHUNKED = Tile(block_t=128, block_m=128, block_k=64, num_warps=8, num_stages=4)
+MIDDLE = Tile(block_t=128, block_m=128, block_k=64, num_warps=8, num_stages=4)
 FLOAT32 = Tile(block_t=64, block_m=64, block_k=32, num_warps=4, num_stages=3)
 FP8_SMALL = Tile(block_t=64, block_m=128, block_k=GROUP_FP8, num_warps=4, num_stages=4)
 FP8_LARGE = Tile(block_t=128, block_m=128, block_k=GROUP_FP8, num_warps=8, num_stages=4)
 FP8_LARGE_CHUNKED = Tile(block_t=128, block_m=64, block_k=GROUP_FP8, num_warps=8, num_stages=4)
-IN_ORDER = (LARGE, LARGE_CHUNKED, FP8_LARGE, FP8_LARGE_CHUNKED)  # tiles that add the chunks themselves
+IN_ORDER = (LARGE, MIDDLE, FP8_LARGE, FP8_LARGE_CHUNKED)  # tiles that add the chunks themselves
 
 
 def chunk_width(num_out: int, num_in: int, num_heads: int) -> int:
@@ -138,7 +138,7 @@ def matmul(x_THK: Tensor, weight_HMK: Tensor, y_THM: Tensor, x_scale: Tensor | N
         return
     width = chunk_width(num_out, num_in, num_heads)
     num_chunks = -(-num_in // width)
-    tile = choose_tile(num_rows, num_chunks, x_THK.dtype)
+    tile = choose_tile(num_rows, num_out, num_chunks, x_THK.dtype)
     parallel = num_chunks > 1 and tile not in IN_ORDER
     out = y_THM if not parallel else torch.empty(
         num_chunks, num_rows, num_heads, num_out, dtype=torch.float32, device=x_THK.device)
@@ -156,13 +156,13 @@ def matmul(x_THK: Tensor, weight_HMK: Tensor, y_THM: Tensor, x_scale: Tensor | N
             out, y_THM, y_THM.numel(), num_chunks, BLOCK=BLOCK_SUM, num_warps=4)
 
 
-def choose_tile(num_rows: int, num_chunks: int, dtype: torch.dtype) -> Tile:
+def choose_tile(num_rows: int, num_out: int, num_chunks: int, dtype: torch.dtype) -> Tile:
     """The tile of a product; it does not change the bits of a row."""
     if dtype == torch.float32:
         return FLOAT32
     is_fp8 = dtype == torch.float8_e4m3fn
     if num_rows <= (MAX_ROWS_ALONE if num_chunks == 1 else MAX_ROWS_CHUNKED):
         return FP8_SMALL if is_fp8 else SMALL
-    if num_chunks == 1:
-        return FP8_LARGE if is_fp8 else LARGE
-    return FP8_LARGE_CHUNKED if is_fp8 else LARGE_CHUNKED
+    if is_fp8:
+        return FP8_LARGE if num_chunks == 1 else FP8_LARGE_CHUNKED
+    return LARGE if num_chunks == 1 and num_out > MIDDLE.block_m else MIDDLE

@@ -200,24 +200,34 @@ def logprobs_kernel(logits_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 def sample(logits_TZ: Tensor, rows: SamplingRows) -> npt.NDArray[np.int32]:
-    """The token of each row of float32 logits."""
+    """The token of each row of float32 logits. Waits for the device."""
+    parameters = (
+        rows.temperature_T, rows.top_k_T, rows.top_p_T, rows.seed_T.view(np.int64), rows.position_T)
+    return sample_tokens(logits_TZ, *(torch.from_numpy(p).to(logits_TZ.device) for p in parameters)).cpu().numpy()
+
+
+def sample_tokens(logits_TZ: Tensor, temperature_T: Tensor, top_k_T: Tensor, top_p_T: Tensor, seed_T: Tensor,
+                  position_T: Tensor) -> Tensor:
+    """The same, all on the device: int32 [T]. `seed_T` has the bits of the uint64 seeds as int64."""
     num_rows, size = logits_TZ.shape
     tokens_T = torch.empty(num_rows, dtype=torch.int32, device=logits_TZ.device)
     if num_rows:
-        temperature, top_k, top_p, seed, position = (
-            torch.from_numpy(parameter).to(logits_TZ.device) for parameter in (
-                rows.temperature_T, rows.top_k_T, rows.top_p_T, rows.seed_T.view(np.int64), rows.position_T))
         sample_kernel[(num_rows,)](
-            logits_TZ.contiguous(), temperature, top_k, top_p, seed, position, tokens_T, size, BLOCK=BLOCK,
+            logits_TZ.contiguous(), temperature_T, top_k_T, top_p_T, seed_T, position_T, tokens_T, size, BLOCK=BLOCK,
             num_warps=8, enable_fp_fusion=False,
         )
-    return tokens_T.cpu().numpy()
+    return tokens_T
 
 
 def logprobs(logits_TZ: Tensor) -> npt.NDArray[np.float32]:
-    """log softmax of the unprocessed logits, float32 [T, Z]."""
+    """log softmax of the unprocessed logits, float32 [T, Z]. Waits for the device."""
+    return log_softmax(logits_TZ).cpu().numpy()
+
+
+def log_softmax(logits_TZ: Tensor) -> Tensor:
+    """The same on the device."""
     out_TZ = torch.empty_like(logits_TZ, memory_format=torch.contiguous_format)
     if logits_TZ.shape[0]:
         logprobs_kernel[(logits_TZ.shape[0],)](
             logits_TZ.contiguous(), out_TZ, logits_TZ.shape[1], BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False)
-    return out_TZ.cpu().numpy()
+    return out_TZ
