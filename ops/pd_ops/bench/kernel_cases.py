@@ -47,7 +47,8 @@ def measure_ops(
         for num_rows in row_counts:
             note(f"{dtype}, {num_rows} rows")
             calls = [
-                (op, case, ops.name, call) for ops in all_ops for op, case, call in op_calls(ops, DTYPES[dtype], num_rows)
+                (op, case, ops.name, call)
+                for ops in all_ops for op, case, call in op_calls(ops, DTYPES[dtype], num_rows)
             ]
             best: dict[tuple[str, str, str], float] = {}
             for _ in range(REPEATS):

@@ -62,7 +62,8 @@ class OpEntry:
     def to_json(self) -> Document:
         return {
             "op": self.op, "implementations": [one.name for one in self.implementations],
-            "usable_here": [one.name for one in self.implementations if one.usable], "dtypes": list(self.dtypes), "measured": [figure.to_json() for figure in self.measured],
+            "usable_here": [one.name for one in self.implementations if one.usable], "dtypes": list(self.dtypes),
+            "measured": [figure.to_json() for figure in self.measured],
         }
 
 
