@@ -12,11 +12,12 @@ from grpc.aio import ServicerContext
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import api_pb2_grpc
 from pd_engine.errors import InvalidArgument
+from pd_engine.sampling.params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from pd_engine.sequence import SampledToken
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
 from pd_router.dispatch import Dispatcher, Result
-from pd_router.request import PlacementWish, Preparer, Prompt, RawRequest, TextPrompt
+from pd_router.request import MAX_MESSAGES, PlacementWish, Preparer, Prompt, RawRequest, TextPrompt
 from pd_router.status import Status
 from pd_router.stream import Chunk
 
@@ -33,6 +34,7 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         self._status = status
 
     async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
+        check_counts(request, self._preparer)
         check_known_fields(request)
         self._dispatcher.admit()
         prepared = await self._preparer.prepare(parse_request(request))
@@ -57,6 +59,23 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
 
     async def GetLoads(self, request: api.GetLoadsRequest, context: Context) -> api.GetLoadsResponse:
         return self._status.loads()
+
+
+def check_counts(request: api.GenerateRequest, preparer: Preparer) -> None:
+    """Before time is spent on each of what may be millions.
+
+    Raises:
+        InvalidArgument: there are more than can be right.
+    """
+    preparer.check_num_tokens(len(request.tokenized.input_ids))
+    params = request.sampling_params
+    for name, count, most in (
+        ("messages", len(request.chat.messages), MAX_MESSAGES),
+        ("stop strings", len(params.stop), MAX_STOP_STRINGS),
+        ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKEN_IDS),
+    ):
+        if count > most:
+            raise InvalidArgument(f"at most {most} {name} are allowed, got {count}")
 
 
 def check_known_fields(message: Message) -> None:

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from pd_engine.errors import Cancelled, ErrorCode, Internal, InvalidArgument, NotFound, PdRelayError
+from pd_router.body_bounds import BodyBounds
 from pd_router.dispatch import Dispatcher, RunningRequest
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
@@ -33,7 +34,6 @@ from pd_router.stream import Chunk
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
 _ERROR_TYPES = {
     ErrorCode.UNAUTHENTICATED: "authentication_error",
     ErrorCode.RESOURCE_EXHAUSTED: "rate_limit_error",
@@ -79,11 +79,11 @@ class HttpDoor:
         app.add_exception_handler(Exception, _on_bug)
 
     async def completions(self, http: HttpRequest) -> Response:
-        body = parse_body(CompletionBody, await _read(http))
+        body = parse_body(CompletionBody, await self._read(http))
         return await self._answer(http, body, CompletionFormat)
 
     async def chat_completions(self, http: HttpRequest) -> Response:
-        body = parse_body(ChatBody, await _read(http))
+        body = parse_body(ChatBody, await self._read(http))
         return await self._answer(http, body, ChatFormat)
 
     async def models(self) -> Response:
@@ -132,6 +132,23 @@ class HttpDoor:
             include_usage = body.stream_options is not None and body.stream_options.include_usage
             events = _events(running, chunks, first, replies, include_usage=include_usage)
             return EventStream(events, stack.pop_all())
+
+    async def _read(self, http: HttpRequest) -> bytes:
+        """Raises:
+        InvalidArgument: the body is larger than any prompt needs.
+        """
+        bounds = BodyBounds.of_context(
+            max_context_length=self._model.limits(self._registry).max_context_length,
+            max_token_chars=self._model.tokenizer.max_token_chars,
+        )
+        parts, size = [], 0
+        async for part in http.stream():
+            size += len(part)
+            bounds.check_num_bytes(size)
+            parts.append(part)
+        data = b"".join(parts)
+        bounds.check_num_values(data)
+        return data
 
     def _check_model(self, body: OpenAIBody) -> None:
         if body.model not in (None, self._model.served_name, str(self._model.path)):
@@ -203,19 +220,6 @@ def error_body(error: PdRelayError) -> Json:
             "code": error.code.value,
         }
     }
-
-
-async def _read(http: HttpRequest) -> bytes:
-    """Raises:
-    InvalidArgument: the body is too large.
-    """
-    parts, size = [], 0
-    async for part in http.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise InvalidArgument(f"the body has more than {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 async def _drain(chunks: AsyncIterator[Chunk]) -> None:

@@ -7,7 +7,7 @@ Beyond OpenAI's own fields there are vLLM's `top_k`, `stop_token_ids`, `ignore_e
 from __future__ import annotations
 
 import difflib
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -61,8 +61,8 @@ class OpenAIBody(_Strict):
     top_k: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     speculate: int | None = None
     n: int | None = Field(None, description="1")
@@ -127,7 +127,7 @@ class Message(_Strict):
 class ChatBody(OpenAIBody):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -162,6 +162,8 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
             value = fields.pop(name)
             if value is not None and not _is_one_of(value, allowed):
                 raise InvalidArgument(f"{name} is not supported, only its default; got {_short(value)}")
+    for name in [name for name in fields if name not in kind.model_fields][MAX_LISTED_PROBLEMS:]:
+        del fields[name]  # each would cost an error of its own
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

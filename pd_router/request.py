@@ -16,6 +16,7 @@ from pd_engine.text.defaults import (
     GenerationDefaults,
     ModelLimits,
     SamplingFields,
+    check_num_tokens,
     check_prompt,
     resolve_sampling,
 )
@@ -107,6 +108,12 @@ class Preparer:
             cache_salt=raw.cache_salt,
             warnings=tuple(self._tokenizer.prompt_warnings(prompt_ids)),
         )
+
+    def check_num_tokens(self, num_tokens: int) -> None:
+        """Raises:
+        InvalidArgument: a prompt of so many leaves no room for one token.
+        """
+        check_num_tokens(num_tokens, self._limits())
 
     async def tokenize(self, prompt: Prompt, *, is_chat: bool) -> list[int]:
         """Raises:

@@ -16,6 +16,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_SPECULATE = 8
 NO_TOP_K = -1
+MAX_TOP_K = 2**31 - 1  # as it travels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,7 @@ class SamplingParams:
     Attributes:
         temperature: >= 0.
         top_p: in (0, 1].
-        top_k: >= 1, or `NO_TOP_K`.
+        top_k: in [1, `MAX_TOP_K`], or `NO_TOP_K`.
         seed: unsigned 64-bit; all randomness of the request comes from it (architecture: sampling keyed by position).
         max_tokens: >= 1, tokens to generate at most.
         stop: stop strings; matched on the text, cut before the match.
@@ -59,8 +60,10 @@ class SamplingParams:
             raise InvalidArgument(f"temperature must be a finite number >= 0, got {self.temperature}")
         if not math.isfinite(self.top_p) or not 0 < self.top_p <= 1:
             raise InvalidArgument(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.top_k != NO_TOP_K and self.top_k < 1:
-            raise InvalidArgument(f"top_k must be >= 1, or {NO_TOP_K} for no limit, got {self.top_k}")
+        if self.top_k != NO_TOP_K and not 1 <= self.top_k <= MAX_TOP_K:
+            raise InvalidArgument(
+                f"top_k must be in [1, {MAX_TOP_K}], or {NO_TOP_K} for no limit, got {self.top_k}"
+            )
         if not 0 <= self.seed < 2**64:
             raise InvalidArgument(f"seed must be in [0, 2**64), got {self.seed}")
         if self.max_tokens < 1:

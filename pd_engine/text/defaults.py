@@ -79,17 +79,24 @@ class ModelLimits:
     context_name: str = "the context"
 
 
+def check_num_tokens(num_tokens: int, limits: ModelLimits) -> None:
+    """Raises:
+    InvalidArgument: a prompt of so many leaves no room for one token.
+    """
+    if num_tokens >= limits.max_context_length:
+        raise InvalidArgument(
+            f"the prompt has {num_tokens} tokens; {limits.context_name} of {limits.max_context_length} tokens "
+            f"allows {limits.max_context_length - 1} at most"
+        )
+
+
 def check_prompt(prompt_ids: Sequence[int], limits: ModelLimits) -> None:
     """Raises:
     InvalidArgument: the prompt is empty, leaves no room for one token, or holds ids outside the vocabulary.
     """
     if not prompt_ids:
         raise InvalidArgument("the prompt must have at least one token")
-    if len(prompt_ids) >= limits.max_context_length:
-        raise InvalidArgument(
-            f"the prompt has {len(prompt_ids)} tokens; {limits.context_name} of {limits.max_context_length} tokens "
-            f"allows {limits.max_context_length - 1} at most"
-        )
+    check_num_tokens(len(prompt_ids), limits)
     _check_ids("prompt token ids", prompt_ids, limits.vocab_size)
 
 

@@ -44,6 +44,8 @@ async def lab(shared_lab: RouterLab) -> AsyncIterator[RouterLab]:
         ({"top_p": math.nan}, "top_p must be"),
         ({"top_p": 1.5}, "top_p must be"),
         ({"top_k": -7}, "top_k must be"),
+        ({"stop": [""] * 500_000}, "at most 16 stop strings are allowed, got 500000"),
+        ({"stop_token_ids": [1] * 5_000_000}, "at most 64 stop_token_ids are allowed, got 5000000"),
         ({"max_tokens": 0}, "max_tokens must be >= 1"),
         ({"max_tokens": 2**32 - 1}, "max_tokens must be at most 4091"),
         ({"stop": [""]}, "stop string"),
@@ -70,6 +72,7 @@ async def lab(shared_lab: RouterLab) -> AsyncIterator[RouterLab]:
         ({"chat": api.ChatInput()}, "messages must not be empty"),
         ({"chat": api.ChatInput(messages=[api.ChatMessage(role="tool", content="x")])}, "role must be one of"),
         ({"chat": api.ChatInput(messages=[api.ChatMessage(role="user")] * 5000)}, "at most 4096 messages"),
+        ({"chat": api.ChatInput(messages=[api.ChatMessage()] * 1_000_000)}, "at most 4096 messages"),
     ],
 )
 async def test_a_typed_error(lab: RouterLab, fields: dict[str, Any], match: str) -> None:

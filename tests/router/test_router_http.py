@@ -172,6 +172,8 @@ async def test_stop_and_seed_and_defaults(lab: RouterLab) -> None:
         ({"prompt": "x", "stop": ["a"] * 99}, "stop strings"),
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options is only for"),
         ({"prompt": "x", "seed": -1}, "seed must be"),
+        ({"prompt": "x", "top_k": 2**31}, "top_k must be in"),
+        ({"prompt": "x", "stop_token_ids": ["a", "b"]}, "stop_token_ids.0: Input should be a valid integer"),
         ({"prompt": "x" * 2_000_000}, "the prompt has 2000000 characters"),
         ({"prompt": [5] * 5000}, "the prompt has 5000 tokens"),
         ({"prompt": "x", "request_id": "a b"}, "request_id must be"),
@@ -222,6 +224,28 @@ async def test_a_body_that_is_too_large(lab: RouterLab) -> None:
     response = await lab.http.post("/v1/completions", content=b" " * (33 * 1024 * 1024))
     assert response.status_code == 400
     assert "bytes" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "match"),
+    [
+        ("/v1/completions", b'{"prompt": [' + b"1," * 200_000 + b"1]}", "at most 69632 values"),
+        ("/v1/completions", b'{"prompt": "x", "tools": [' + b"{}," * 200_000 + b"1]}", "at most 69632 values"),
+        ("/v1/completions", b'"' * 2_000_000, "at most 69632 values"),
+        ("/v1/chat/completions", b'{"messages": [' + b"{}," * 30_000 + b"{}]}", "messages.0.role is missing"),
+        ("/v1/completions", b'{"prompt": "' + b"a" * 5_000_000 + b'"}', "at most 2146304 bytes"),
+    ],
+)
+async def test_a_body_is_bounded_before_it_is_parsed(lab: RouterLab, path: str, content: bytes, match: str) -> None:
+    response = await lab.http.post(path, content=content)
+    assert response.status_code == 400
+    assert match in response.json()["error"]["message"]
+
+
+async def test_unknown_fields_are_listed_up_to_a_few(lab: RouterLab) -> None:
+    body: dict[str, Any] = {"prompt": "x"} | {f"k{i}": i for i in range(30_000)}
+    message = (await lab.http.post("/v1/completions", json=body)).json()["error"]["message"]
+    assert message == "; ".join(f"unknown field k{i}" for i in range(5))
 
 
 async def test_neutral_fields_of_other_servers_are_taken(lab: RouterLab) -> None:
