@@ -17,7 +17,7 @@ import grpc
 
 from pd_engine import errors
 from pd_engine.contracts import worker_pb2_grpc
-from pd_engine.errors import ErrorCode, PdRelayError
+from pd_engine.errors import ErrorCode, InvalidArgument, PdRelayError, ResourceExhausted
 from pd_engine.service.options import CHANNEL_OPTIONS
 from pd_engine.service.secret import secret_metadata
 from pd_engine.service.server import CODE_METADATA_KEY, RETRY_AFTER_METADATA_KEY
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         PrefillWorkerAsyncStub,
         WorkerAsyncStub,
     )
+
+_TOO_LONG = ("CLIENT: Sent message larger than max", "SERVER: Received message larger than max")  # as gRPC puts it
 
 
 def connect(address: str, secret: str | None) -> grpc.aio.Channel:
@@ -54,11 +56,16 @@ def kv_source_stub(channel: grpc.aio.Channel) -> KvSourceAsyncStub:
 
 
 def typed_error(error: grpc.RpcError) -> PdRelayError:
-    """`errors.from_grpc`, with the exact code and the retry hint where the server sent them."""
+    """`errors.from_grpc`, with the exact code and the retry hint where the server sent them.
+
+    A message that is too long for gRPC itself is the caller's mistake, not a lack of room.
+    """
     typed = errors.from_grpc(error)
     trailing = getattr(error, "trailing_metadata", lambda: None)()
     metadata = {str(key): value for key, value in trailing or ()}
     code = metadata.get(CODE_METADATA_KEY)
+    if code is None and isinstance(typed, ResourceExhausted) and typed.message.startswith(_TOO_LONG):
+        typed = InvalidArgument(f"the request is too long: {typed.message}")
     if code is not None and code != typed.code.value and code in {known.value for known in ErrorCode}:
         typed = errors.from_code(str(code), typed.message)
     retry_after = str(metadata.get(RETRY_AFTER_METADATA_KEY, ""))

@@ -19,6 +19,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import ERROR_CLASSES, Gone, InvalidArgument, PdRelayError, ResourceExhausted
 from pd_engine.service import client
+from pd_engine.service.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES
 from pd_engine.service.secret import new_secret, parse_secret
 from pd_engine.service.server import Health, add_reflection, bind, build_server
 
@@ -125,6 +126,19 @@ async def test_the_retry_hint_arrives(served: tuple[str, Echo, Streams]) -> None
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await reserve(address, SECRET)
     assert client.typed_error(caught.value).retry_after_ms == 250
+
+
+@pytest.mark.parametrize("options", [CHANNEL_OPTIONS, [("grpc.max_send_message_length", -1)]], ids=["here", "there"])
+async def test_a_request_too_long_for_grpc_is_the_callers_mistake(
+    served: tuple[str, Echo, Streams], options: list[tuple[str, int]]
+) -> None:
+    request = pb.ReserveRequest(router_id="x" * (MAX_MESSAGE_BYTES + 1))
+    async with grpc.aio.insecure_channel(served[0], options=options) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.decode_stub(channel).Reserve(request, timeout=30)
+    typed = client.typed_error(caught.value)
+    assert isinstance(typed, InvalidArgument)
+    assert "larger than max" in typed.message
 
 
 @pytest.mark.parametrize("streaming", [False, True])
