@@ -33,7 +33,7 @@ FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-math-errno", "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 )
-SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-static-libasan")
+SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
 def isa_names() -> list[str]:

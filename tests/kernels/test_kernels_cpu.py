@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pd_kernels.cpu.ops import CpuOps
+from pd_kernels.ops import Ops
 from pd_kernels.tolerances import check_close
 from support import kernel_ops
-from support.kernel_cases import ALL_DIMS, DTYPES, PagedRun, PagedSequences, row_ops
+from support.kernel_cases import ALL_DIMS, DTYPES, PagedRun, PagedSequences, row_ops, same_bits
 
 REFERENCE = kernel_ops.load("reference")
 ROW_OPS = list(row_ops(ALL_DIMS["odd"], torch.float32, 1, 0))
@@ -65,3 +67,45 @@ def test_attention_equals_the_reference(
         queries = REFERENCE.mla_queries(q, theirs.absorbed, data.rope, where.positions_T)
         results = [run.ops.mla_attention(queries, *arguments, data.dims.C) for run in (ours, theirs)]
         check_close("mla_attention", dtype, *results)
+
+
+def all_results(ops: Ops, dims: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of every op, for few and many rows."""
+    results = []
+    for num_rows in (1, 2, 37):
+        for op in row_ops(ALL_DIMS[dims], dtype, num_rows, seed=num_rows).values():
+            results += op(ops, torch.arange(num_rows))
+    data = PagedSequences(ALL_DIMS[dims], dtype, [130, 1, 71], seed=1)
+    results += [PagedRun(data, ops, block_size=16, seed=2).step(data.rows(), expanded) for expanded in (False, True)]
+    return results
+
+
+@implementations
+@dtypes
+@dimensions
+def test_the_number_of_threads_changes_no_bit(implementation: str, dtype: torch.dtype, dims: str) -> None:
+    isa = implementation.removeprefix("cpu-")
+    expected = all_results(CpuOps(isa, threads=1), dims, dtype)
+    try:
+        for threads in (2, 3, 5):
+            results = all_results(CpuOps(isa, threads=threads), dims, dtype)
+            assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
+    finally:
+        CpuOps(isa, threads=1)
+
+
+@dtypes
+@dimensions
+def test_instruction_sets_of_one_arithmetic_give_the_same_bits(dtype: torch.dtype, dims: str) -> None:
+    """Hosts with and without AVX-512 share blocks: their fingerprints name the same numerics."""
+    by_numerics: dict[str, list[str]] = {}
+    for name in kernel_ops.compiled_names():
+        by_numerics.setdefault(kernel_ops.load(name).numerics, []).append(name)
+    alike = [names for names in by_numerics.values() if len(names) > 1]
+    if not alike:
+        pytest.skip("this CPU has one instruction set of each arithmetic")
+    for first, *others in alike:
+        expected = all_results(kernel_ops.load(first), dims, dtype)
+        for other in others:
+            results = all_results(kernel_ops.load(other), dims, dtype)
+            assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True)), (first, other)

@@ -10,6 +10,7 @@ from pd_kernels.ops import Ops, SamplingRows
 from pd_kernels.sample.philox import philox, position_words
 from pd_kernels.sample.reference import gumbel, kept_entries
 from support import kernel_ops
+from support.kernel_cases import sampling_rows
 
 ALL_ONES = 0xFFFFFFFF
 
@@ -100,6 +101,23 @@ def test_non_finite_logits(ops: Ops) -> None:
     for options in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 10, "top_p": 0.99}):
         tokens = set(ops.sample(logits, rows(200, **options)).tolist())  # type: ignore[arg-type]
         assert tokens == ({20} if options == {"temperature": 0.0} else {20, 21})
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan")])
+def test_a_row_without_any_finite_logit_gives_the_first_entry(ops: Ops, value: float) -> None:
+    logits = torch.full((1, 70), value)
+    for options in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 10, "top_p": 0.99}):
+        assert ops.sample(logits, rows(1, **options)).tolist() == [0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0, 60.0])
+@pytest.mark.parametrize("size", [1, 7, 64, 1001])
+def test_every_implementation_chooses_the_same_token(ops: Ops, spread: float, size: int) -> None:
+    """Flat and peaked rows, with ties, all options: token for token the reference's."""
+    rng = np.random.default_rng(size)
+    logits = torch.from_numpy((np.round(rng.normal(size=(60, size)) * 8) / 8 * spread).astype(np.float32))
+    options = sampling_rows(60, size)
+    assert ops.sample(logits, options).tolist() == kernel_ops.load("reference").sample(logits, options).tolist()
 
 
 def test_tiny_temperature_is_greedy_and_huge_logits_stay_finite(ops: Ops) -> None:

@@ -77,13 +77,16 @@ def usable_isas() -> list[str]:
 
 
 @functools.cache
-def load_library(isa: str) -> ctypes.CDLL:
+def load_library(isa: str, directory: Path | None = None) -> ctypes.CDLL:
     """The library of one instruction set, its functions declared.
+
+    Args:
+        directory: where it is, if not in `library_directory()`.
 
     Raises:
         OSError: it is not built, cannot be loaded, or was built from other sources than those beside this file.
     """
-    path = library_path(library_directory(), isa)
+    path = library_path(directory or library_directory(), isa)
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)

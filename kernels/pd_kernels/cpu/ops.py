@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,12 @@ from pd_kernels.ops import GateConfig, Rows, SamplingRows
 class CpuOps:
     """The ops of one instruction set. The number of threads is the process's, and changes no bits."""
 
-    def __init__(self, isa: str, *, threads: int) -> None:
-        self._library = load_library(isa)
+    def __init__(self, isa: str, *, threads: int, directory: Path | None = None) -> None:
+        """Args:
+        isa: a name of `usable_isas()`.
+        directory: of the library, if not the package's own.
+        """
+        self._library = load_library(isa, directory)
         self._lib: Any = self._library  # a Recorder while a step is recorded
         self._empty: Callable[..., Tensor] = torch.empty
         self._isa = isa
@@ -50,7 +55,12 @@ class CpuOps:
 
     @property
     def numerics(self) -> str:
-        return f"cpu-{source_digest()}/{self._isa}"
+        """The sources and the arithmetic: instruction sets with the same one give the same bits."""
+        if self._isa == "plain":
+            arithmetic = "plain"
+        else:
+            arithmetic = "native-bf16" if self._library.pd_native_bf16() else "fma"
+        return f"cpu-{source_digest()}/{arithmetic}"
 
     def pack_linear(self, weight_MD: Tensor) -> PackedLinear:
         return packing.pack_linear(weight_MD)
@@ -226,13 +236,13 @@ class CpuOps:
         count = len(pieces)
         num_bytes = np.array([piece.nbytes for piece in pieces], dtype=np.int64)
         num_words = -(-int(num_bytes.max(initial=0)) // 4)
-        keys = self._checksum_keys  # transfers call this from threads of their own, while a step may be recorded
-        if num_words > len(keys):
-            self._checksum_keys = keys = checksum_keys(num_words)
+        if num_words > len(self._checksum_keys):
+            self._checksum_keys = checksum_keys(num_words)
         arrays = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
         pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
         out = np.empty(count, dtype=np.uint64)
-        self._library.pd_checksums(pointers, num_bytes.ctypes.data, count, keys.ctypes.data, out.ctypes.data)
+        self._lib.pd_checksums(pointers, num_bytes.ctypes.data, count, self._checksum_keys.ctypes.data,
+                               out.ctypes.data)
         return out
 
     def repeat(self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:

@@ -18,10 +18,14 @@ class Scratch {
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
-    // Room for `count` elements and at least 64 readable bytes behind them, aligned to a cache line, uninitialised.
+    // Room for `count` elements, aligned to a cache line, uninitialised.
     template <class T>
     T* take(size_t count) {
-        const size_t bytes = (count * sizeof(T) + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+#if defined(__SANITIZE_ADDRESS__)
+        owned_.emplace_back(new char[count * sizeof(T)]);  // with nothing behind it, so that a step too far is seen
+        return (T*)owned_.back().get();
+#endif
+        const size_t bytes = (count * sizeof(T) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         Arena& a = arena();
         while (a.slab < a.slabs.size() && a.used + bytes > a.slabs[a.slab].size) {
             a.slab++;
@@ -48,6 +52,7 @@ class Scratch {
         return a;
     }
     size_t slab_, used_;
+    std::vector<std::unique_ptr<char[]>> owned_;
 };
 
 }  // namespace pd

@@ -68,38 +68,46 @@ inline double sum_lanes(const float* x, int count) {
 
 struct Ranked { float z; int index; };
 inline bool ranks_after(Ranked a, Ranked b) { return a.z < b.z || (a.z == b.z && a.index > b.index); }
+inline bool ranks_before(Ranked a, Ranked b) { return ranks_after(b, a); }
 
-// Lowers every entry of z that top-k and top-p drop to -inf... and marks it in `kept`.
-inline void keep_best(const float* z, int count, int top_k, float top_p, bool* kept) {
-    Scratch scratch;
-    const bool limited = top_k > 0 && top_k < count;
-    Ranked* heap = scratch.take<Ranked>(count);
-    for (int i = 0; i < count; i++) heap[i] = {z[i], i};
-    int size = limited ? top_k : count;
-    if (limited) std::nth_element(heap, heap + top_k - 1, heap + count, [](Ranked a, Ranked b) { return ranks_after(b, a); });
-    std::memset(kept, 0, count);
-    if (top_p >= 1.0f) {
-        for (int i = 0; i < size; i++) kept[heap[i].index] = true;
-        return;
-    }
+constexpr float NEAR_BEST = 8.0f;  // most of what top-p keeps is less than this below the best entry
+
+// Marks in rank order while the sum of the marked entries' p is below `limit`; at least one. Returns the sum.
+inline double mark_while_below(Ranked* heap, int size, const float* p, double before, double limit, bool* kept) {
     std::make_heap(heap, heap + size, ranks_after);
-    float* p = scratch.take<float>(count + LANES);
-    const V best = set(heap[0].z);
-    for_lanes(count, [&](int i, int n) { store_upto(p + i, exp(load_upto(z + i, n) - best), n); });
-    if (limited) {
-        for (int i = 0; i < size; i++) kept[heap[i].index] = true;
-        for (int i = 0; i < count; i++)
-            if (!kept[i]) p[i] = 0.0f;
-        std::memset(kept, 0, count);
-    }
-    const double limit = (double)top_p * sum_lanes(p, count);
-    double before = 0.0;
-    do {
+    while (size > 0 && (before == 0.0 || before < limit)) {
         std::pop_heap(heap, heap + size, ranks_after);
         const int index = heap[--size].index;
         kept[index] = true;
         before += p[index];
-    } while (size > 0 && before < limit);
+    }
+    return before;
+}
+
+// Marks in `kept` the entries of z that top-k and then top-p leave.
+inline void keep_best(const float* z, int count, int top_k, float top_p, bool* kept) {
+    Scratch scratch;
+    Ranked* entries = scratch.take<Ranked>(count);
+    for (int i = 0; i < count; i++) entries[i] = {z[i], i};
+    const bool limited = top_k > 0 && top_k < count;
+    const int size = limited ? top_k : count;
+    if (limited) std::nth_element(entries, entries + top_k - 1, entries + count, ranks_before);
+    std::memset(kept, 0, count);
+    if (top_p >= 1.0f) {
+        for (int i = 0; i < size; i++) kept[entries[i].index] = true;
+        return;
+    }
+    float* p = scratch.take<float>(count);
+    std::memset(p, 0, count * sizeof(float));
+    const float best = std::min_element(entries, entries + size, ranks_before)->z;
+    for (int i = 0; i < size; i++) p[entries[i].index] = z[entries[i].index] - best;
+    for_lanes(count, [&](int i, int n) { store_upto(p + i, exp(load_upto(p + i, n)), n); });
+    if (limited)
+        for (int i = size; i < count; i++) p[entries[i].index] = 0.0f;
+    const double limit = (double)top_p * sum_lanes(p, count);
+    Ranked* rest = std::partition(entries, entries + size, [&](Ranked e) { return e.z > best - NEAR_BEST; });
+    const double sum = mark_while_below(entries, (int)(rest - entries), p, 0.0, limit, kept);
+    if (sum == 0.0 || sum < limit) mark_while_below(rest, (int)(entries + size - rest), p, sum, limit, kept);
 }
 
 // First index of the largest z + noise among the entries that stay (all if `kept` is null). Noise is not computed

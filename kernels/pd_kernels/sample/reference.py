@@ -79,7 +79,8 @@ def kept_entries(z: Row, top_k: int, top_p: float) -> npt.NDArray[np.int64]:
     if top_p >= 1.0:
         return order
     p = np.zeros(len(z))
-    p[order] = _exp(z[order] - z[order[0]])
+    with np.errstate(invalid="ignore"):  # a row of -inf alone: p is NaN, and the first entry stays
+        p[order] = _exp(z[order] - z[order[0]])
     sum_before = np.concatenate([[0.0], np.add.accumulate(p[order])[:-1]])
     stays = sum_before < float(np.float32(top_p)) * sum_lanes(p)
     return order[: max(1, int(np.argmin(stays)) if not stays.all() else len(order))]
