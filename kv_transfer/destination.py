@@ -113,6 +113,7 @@ class HandoffDestination:
         hello = Hello(
             worker_id=worker_id, fingerprint=fingerprint, layout=arena.layout, host_id=host_id(),
             transports=tuple(transport.name for transport in transports), checksums=settings.checksums,
+            lease_ms=settings.lease_ms,
         )
         self._peers = Peers(transports, open_channel, hello.host_id, clock)
         self._desk = PullDesk(

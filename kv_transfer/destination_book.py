@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.destination_state import Broke, Completed, Ended, Fetch, LeaseEvent, LeaseRecord, LeaseState, News
-from kv_transfer.fetch_turns import FetchTurns
+from kv_transfer.fetch_turns import FETCH_BYTES, FetchTurns
 from kv_transfer.journey import JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Opening, Records
 from kv_transfer.pieces import PieceTable
@@ -28,9 +28,13 @@ class DestinationBook:
         pool: where the blocks come from; held under `JourneyKey.owner`.
         max_bytes_in_flight: of all fetches together (one piece always may).
         max_refetches: of one piece.
+        fetch_bytes: of one fetch at most.
     """
 
-    def __init__(self, layout: CacheLayout, pool: BlockPool, *, max_bytes_in_flight: int, max_refetches: int) -> None:
+    def __init__(
+        self, layout: CacheLayout, pool: BlockPool, *, max_bytes_in_flight: int, max_refetches: int,
+        fetch_bytes: int = FETCH_BYTES,
+    ) -> None:
         self._layout = layout
         self._pool = pool
         self._max_refetches = max_refetches
@@ -40,6 +44,7 @@ class DestinationBook:
         self._turns = FetchTurns(
             max_bytes_in_flight=max_bytes_in_flight,
             max_piece_bytes=max(layout.piece_bytes(component) for component in range(len(layout.components))),
+            fetch_bytes=fetch_bytes,
         )
         self._news: list[News] = []
 
@@ -275,8 +280,7 @@ class DestinationBook:
         lease.apply(event)
         self._leave_turns(lease)
         del self._live[lease.key.journey_id]
-        if event is not LeaseEvent.TAKE_OVER:
-            self._tombstones.bury(lease.key.journey_id, lease.key.attempt, now_s)
+        self._tombstones.bury(lease.key.journey_id, lease.key.attempt, now_s)
         unsafe = {number: fetch.block_ids for number, fetch in lease.fetches.items()}
         dirty = {block for blocks in unsafe.values() for block in blocks}
         self._pool.release([block for block in lease.block_ids if block not in dirty], lease.key.owner)

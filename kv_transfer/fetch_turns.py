@@ -16,11 +16,13 @@ class FetchTurns:
     Args:
         max_bytes_in_flight: of all fetches together, those of ended leases included.
         max_piece_bytes: of the layout; one piece may always be in flight.
+        fetch_bytes: of one fetch at most (one piece always may).
     """
 
-    def __init__(self, *, max_bytes_in_flight: int, max_piece_bytes: int) -> None:
+    def __init__(self, *, max_bytes_in_flight: int, max_piece_bytes: int, fetch_bytes: int) -> None:
         self._max_bytes_in_flight = max_bytes_in_flight
         self._max_piece_bytes = max_piece_bytes
+        self._fetch_bytes = fetch_bytes
         self._turns: deque[LeaseRecord] = deque()  # next one first
         self._in_flight: dict[int, Fetch] = {}
         self._num_fetches = 0
@@ -60,7 +62,7 @@ class FetchTurns:
         if not lease.may_have_pieces or len(lease.fetches) >= MAX_FETCHES_A_LEASE:
             return None
         assert lease.pieces is not None
-        batch = lease.pieces.take(max_bytes=min(FETCH_BYTES, room))
+        batch = lease.pieces.take(max_bytes=min(self._fetch_bytes, room))
         if batch is None:
             lease.may_have_pieces = False
             return None

@@ -34,7 +34,11 @@ Records = npt.NDArray[np.void]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """What a puller says of itself when it asks for a manifest: compared before anything else happens."""
+    """What a puller says of itself when it asks for a manifest: compared before anything else happens.
+
+    Attributes:
+        lease_ms: how long the puller counts on the source's pins from the time of asking, without another word.
+    """
 
     worker_id: str
     fingerprint: str
@@ -42,6 +46,7 @@ class Hello:
     host_id: str
     transports: tuple[str, ...]
     checksums: bool
+    lease_ms: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,6 +48,7 @@ def pack_hello(hello: Hello) -> bytes:
     return pack({
         "worker_id": hello.worker_id, "fingerprint": hello.fingerprint, "layout": _layout_map(hello.layout),
         "host_id": hello.host_id, "transports": list(hello.transports), "checksums": hello.checksums,
+        "lease_ms": hello.lease_ms,
     })
 
 
@@ -58,6 +59,7 @@ def unpack_hello(data: bytes) -> Hello:
         worker_id=fields.text("worker_id", MAX_NAME_CHARS), fingerprint=_fingerprint(fields),
         layout=_layout(fields.fields("layout")), host_id=fields.text("host_id", MAX_NAME_CHARS),
         transports=_names(fields, "transports"), checksums=fields.boolean("checksums"),
+        lease_ms=fields.integer("lease_ms", 0, MAX_LEASE_MS),
     )
     fields.done()
     return hello

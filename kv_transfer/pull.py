@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Callable
+from dataclasses import replace
 
 import grpc.aio
 
@@ -53,7 +54,6 @@ class PullDesk:
         self._peers = peers
         self._arena = arena
         self._hello = hello
-        self._packed_hello = pack_hello(hello)
         self._epoch = epoch
         self._settings = settings
         self._checksums = checksums if settings.checksums else None
@@ -166,7 +166,7 @@ class PullDesk:
     async def _read_once(self, lease: LeaseRecord, source: SourceInfo) -> None:
         request = pb.ManifestRequest(
             journey=_ref(lease.key), token=source.token, source_epoch=source.epoch, destination_epoch=self._epoch,
-            hello=self._packed_hello,
+            hello=pack_hello(replace(self._hello, lease_ms=lease.lease_ms)),
         )
         call = self._peers.stub(source.address).Manifest(request)
         try:

@@ -77,7 +77,8 @@ class KvSourceService(worker_pb2_grpc.KvSourceServicer):
             destination_checksums=hello.checksums,
         )
         self._book.open(
-            key, request.token, source_epoch=request.source_epoch, puller_epoch=request.destination_epoch
+            key, request.token, source_epoch=request.source_epoch, puller_epoch=request.destination_epoch,
+            lease_ms=hello.lease_ms, now_s=self._clock(),
         )
         yield _message(opening)
         async with aclosing(self._parts(handoff)) as parts:

@@ -167,8 +167,10 @@ class SourceBook:
             raise Gone
         return handoff
 
-    def open(self, key: JourneyKey, token: str, *, source_epoch: str, puller_epoch: str) -> SourceHandoff:
-        """A destination asks for the manifest; it may ask again, another life of it may not.
+    def open(
+        self, key: JourneyKey, token: str, *, source_epoch: str, puller_epoch: str, lease_ms: int, now_s: float
+    ) -> SourceHandoff:
+        """A destination asks for the manifest; it may ask again, another life of it may not. Renews the lease.
 
         Raises:
             Gone: no such handoff in this life, or it belongs to another puller.
@@ -177,6 +179,7 @@ class SourceBook:
         if source_epoch != self._epoch or handoff.puller_epoch not in (None, puller_epoch):
             raise Gone
         handoff.puller_epoch = puller_epoch
+        self.renew(handoff, lease_ms, now_s)
         return handoff
 
     def publish(self, key: JourneyKey, records: Records) -> SourceHandoff | None:

@@ -18,7 +18,7 @@ AUTHENTICATED = ("shared_memory", "tcp")  # loopback never leaves the process
 BIG = CacheLayout(
     block_size=16,
     components=tuple(
-        Component(name=f"layers.{index}", kind=ComponentKind.PAGED, width=4096, dtype="fp32") for index in range(4)
+        Component(name=f"layers.{index}", kind=ComponentKind.PAGED, width=1024, dtype="fp32") for index in range(4)
     ),
 )
 
