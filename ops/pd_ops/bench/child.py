@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pd_engine.errors import Unavailable
 from pd_ops.bench.measured_process import Document
 
-START_TIMEOUT_S = 600.0  # vLLM compiles
-CALL_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 1800.0  # vLLM compiles
+CALL_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 5.0
 LOG_TAIL_CHARS = 600
 
