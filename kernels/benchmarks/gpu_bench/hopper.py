@@ -37,7 +37,6 @@ class Compiled:
         wgmma: matrix instructions of Hopper in the PTX, by shape and operand type, with their number.
         mma_sync: matrix instructions of older GPUs in the PTX.
         async_copies: cp.async and bulk copies in the PTX.
-        cubin_bytes: size of the machine code's file.
     """
 
     kernel: str
@@ -50,7 +49,6 @@ class Compiled:
     wgmma: dict[str, int]
     mma_sync: int
     async_copies: int
-    cubin_bytes: int
 
 
 class _HopperDriver:
@@ -97,7 +95,7 @@ def _measure(function: Any, compiled: Any, constants: dict[str, Any]) -> Compile
         constants={name: value for name, value in constants.items() if isinstance(value, bool | int | float | str)},
         registers=registers, stack_bytes=stack_bytes, shared_bytes=compiled.metadata.shared,
         wgmma={name: names.count(name) for name in sorted(set(names))}, mma_sync=ptx.count("mma.sync"),
-        async_copies=len(re.findall(r"cp\.async\.(?:c[ag]|bulk)", ptx)), cubin_bytes=len(compiled.asm["cubin"]),
+        async_copies=len(re.findall(r"cp\.async\.(?:c[ag]|bulk)", ptx)),
     )
 
 

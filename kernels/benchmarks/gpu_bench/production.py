@@ -37,7 +37,7 @@ class Case:
     """One call.
 
     Attributes:
-        op: as in pd_kernels.catalog.
+        op: the name that the compile gate and the roofline table share.
         name: which call of the op.
         call: runs it on meta tensors.
         stack_bytes: the budget of each kernel that has one; others may have none.

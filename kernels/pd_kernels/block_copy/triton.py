@@ -13,8 +13,8 @@ UNIT_BYTES = 8
 def copy_kernel(source_ptr, target_ptr, source_offsets_ptr, target_offsets_ptr, lengths_ptr, num_units,
                 UNIT_BYTES: tl.constexpr, BLOCK: tl.constexpr):
     """A stretch of one piece, in units of 8 bytes. `num_units` bounds the longest piece."""
-    piece = tl.program_id(1)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    piece = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < tl.minimum(tl.load(lengths_ptr + piece) // UNIT_BYTES, num_units)
     source = source_ptr + tl.load(source_offsets_ptr + piece) // UNIT_BYTES
     target = target_ptr + tl.load(target_offsets_ptr + piece) // UNIT_BYTES
@@ -36,6 +36,6 @@ def copy_pieces(source: Tensor, target: Tensor, source_offsets_n: Tensor, target
     assert max_length % UNIT_BYTES == 0, max_length
     num_units = max_length // UNIT_BYTES
     if lengths_n.shape[0] and num_units:
-        copy_kernel[triton.cdiv(num_units, BLOCK), lengths_n.shape[0]](
+        copy_kernel[lengths_n.shape[0], triton.cdiv(num_units, BLOCK)](
             source.view(torch.int64), target.view(torch.int64), source_offsets_n, target_offsets_n, lengths_n,
             num_units, UNIT_BYTES=UNIT_BYTES, BLOCK=BLOCK, num_warps=8)

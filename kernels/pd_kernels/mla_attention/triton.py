@@ -23,6 +23,7 @@ from pd_kernels.ops import ATTENTION_TILE, Rows
 
 SPLIT = 1024
 MAX_PARTIAL_BYTES = 1 << 29  # splits' results held at a time; rows beyond are computed in a further pass
+MAX_ROWS = 65_535  # of a launch: the limit of a grid's second and third dimension
 LOWEST = tl.constexpr(-1e30)
 
 
@@ -142,7 +143,7 @@ def mla_attention(q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, fi
     max_context = rows.block_tables_SB.shape[1] * cache_GKE.shape[1]
     num_splits = max(1, triton.cdiv(max_context, split))
     row_bytes = 4 * num_splits * num_heads * (latent_width + 2) if num_splits > 1 else 0
-    step = max(1, MAX_PARTIAL_BYTES // row_bytes) if row_bytes else max(1, num_rows)
+    step = max(1, min(MAX_ROWS, MAX_PARTIAL_BYTES // max(1, row_bytes)))
     partial = torch.empty(min(step, num_rows) * row_bytes // 4, dtype=torch.float32, device=q_THE.device)
     for start in range(0, num_rows, step):
         part = slice(start, start + step)

@@ -1,0 +1,111 @@
+"""The script for a GPU: says when there is none, times nothing after a failed check, goes through on tiny shapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support import triton_shim  # noqa: F401  (before any module with kernels)
+from support.checkout import ROOT
+
+sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))
+
+from gpu_bench import main as gpu_main  # isort: skip
+from gpu_bench import roofline  # isort: skip
+from gpu_bench.bench_cases import BenchCase, Goal, bench_cases  # isort: skip
+from gpu_bench.checks import Check  # isort: skip
+from gpu_bench.shapes import Maker  # isort: skip
+
+SCRIPT = ROOT / "kernels" / "benchmarks" / "gpu.sh"
+CPU = torch.device("cpu")
+
+
+def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([SCRIPT, *arguments], env=environment | {"PYTHON": sys.executable}, capture_output=True,
+                          text=True, check=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    done = run_script()
+    assert done.returncode == 2
+    assert "need an NVIDIA GPU" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failed_check_leaves_out_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(gpu_main.checks, "checks", lambda device, tiny: [
+        Check(name="good", run=lambda: None), Check(name="bad", run=fail)])
+    document = gpu_main.run(CPU, gpu_main.Clock(1000), tiny=True)
+    assert document["failed"]
+    assert [check["error"] for check in document["checks"]] == [None, "AssertionError: planted"]
+    assert document["timings"] == []
+    assert document["left_out"] == ["all timings: a check failed"]
+
+
+def test_what_does_not_fit_into_the_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_main.checks, "checks", lambda device, tiny: [])
+    monkeypatch.setattr(gpu_main, "_end_to_end", lambda device, tiny: {"requests": 0})
+    document = gpu_main.run(CPU, gpu_main.Clock(0), tiny=True)
+    assert len(document["left_out"]) == len(bench_cases(gpu_main.TINY_DIMS, tiny=True))
+    assert document["timings"] == []
+    assert not document["failed"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_dry_run_goes_through(tmp_path: Path) -> None:
+    done = run_script("--dry-run", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert document["dry_run"]
+    assert all(check["error"] is None for check in document["checks"])
+    assert len(document["timings"]) == len(bench_cases(gpu_main.TINY_DIMS, tiny=True))
+    assert document["end_to_end"]["tokens"] == 6
+    assert document["left_out"] == []
+    assert "no figure in it means anything" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_every_op_of_the_compile_gate_is_timed_or_too_small() -> None:
+    from gpu_bench.production import cases
+
+    untimed = {case.op for case in cases()} - {case.op for case in bench_cases()}
+    assert untimed == {"embed", "verify_drafts"}
+
+
+@pytest.mark.parametrize("case", bench_cases(gpu_main.TINY_DIMS, tiny=True), ids=lambda case: f"{case.op} {case.name}")
+def test_work_is_counted(case: BenchCase) -> None:
+    assert case.num_bytes > 0
+    assert case.flops > 0 or case.op == "block_copy"
+    assert case.goal is Goal.NONE or case.goal_value > 0
+    assert case.prepare(Maker.on("meta"))
+
+
+def test_the_roofline_page_shows_the_cases() -> None:
+    assert roofline.PAGE.read_text(encoding="utf-8") == roofline.page(roofline.committed())
+
+
+def test_the_roofline_page_with_figures() -> None:
+    case = next(case for case in bench_cases() if case.op == "rms_norm")
+    document = {
+        "identity": {"date": "D", "gpu": "G", "commit": "C", "torch": "T", "triton": "3"},
+        "ceilings": {"copy_bytes_per_s": 4e12, "matmul_flops_per_s": 7e14},
+        "timings": [{"op": case.op, "name": case.name, "dtype": case.dtype, "median_us": case.num_bytes / 3e12 * 1e6}],
+    }
+    page = roofline.page(document)
+    assert "Measured D on G, commit C" in page
+    [line] = [line for line in page.splitlines() if line.startswith("| rms_norm")]
+    assert "62% (goal: reached)" in line  # 3 of 4.8 TB/s; 3 of the measured 4 are more than 70 %
+    assert "not measured" not in line
+    document["timings"][0]["median_us"] *= 2  # type: ignore[index, operator]
+    assert "(goal: missed, 0.38)" in roofline.page(document)
