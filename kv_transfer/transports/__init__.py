@@ -14,7 +14,7 @@ from kv_transfer.transports.tcp import TcpPull
 from kv_transfer.transports.tcp_source import TcpSource
 from pd_engine.cache.arena import Arena
 from pd_engine.settings import TransferSettings
-from pd_kernels.block_copy.reference import copy_pieces
+from pd_kernels.block_copy import copy_pieces
 
 BEST_FIRST = ("shared_memory", "tcp")
 
