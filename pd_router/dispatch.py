@@ -114,6 +114,14 @@ class RunningRequest:
     def cancel(self) -> None:
         """Ends it, unless it has ended; everything it holds anywhere is released."""
         self._journey.cancel()
+        self._end()
+
+    def fail(self, error: PdRelayError) -> None:
+        """Ends it too; `result` raises the error."""
+        self._journey.give_up(error)
+        self._end()
+
+    def _end(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
@@ -144,7 +152,7 @@ class Dispatcher:
             Unavailable: the router is stopping, or a pool has no worker.
         """
         if self._draining:
-            raise Unavailable("this router is stopping")
+            raise _stopping()
         self._admission.admit(len(self._running))
 
     @contextlib.asynccontextmanager
@@ -169,12 +177,13 @@ class Dispatcher:
         return running is not None
 
     async def stop(self, drain_s: float) -> None:
-        """Takes nothing new, lets running requests end for `drain_s`, then cancels them."""
+        """Takes nothing new, lets running requests end for `drain_s`, then fails them: a client must not take what
+        it has by then for an answer."""
         self._draining = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=drain_s)
-        for task in list(self._tasks):
-            task.cancel()
+        for running in list(self._running.values()):
+            running.fail(_stopping())
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, request: Request) -> RunningRequest:
@@ -224,6 +233,10 @@ class Dispatcher:
             seconds * 1000,
             _why(journey.error),
         )
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("this router is stopping")
 
 
 def _why(error: PdRelayError | None) -> str:

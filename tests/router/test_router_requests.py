@@ -261,6 +261,26 @@ async def test_abort_ends_it_with_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("when", ["prefilling", "decoding"])
+async def test_a_router_that_stops_fails_what_it_cannot_finish(when: str) -> None:
+    """It is not "cancelled": the client would take half an answer for one that it had ended itself."""
+    async with router_lab() as lab:
+        if when == "prefilling":
+            lab.prefill[0].faults.prefill_gate = asyncio.Event()
+        else:
+            lab.decode[0].faults.stall_at = 2
+        body = {"prompt": PROMPT, "max_tokens": 50, "stream": True}
+        over_grpc = asyncio.create_task(lab.generate(max_tokens=50, stream=True))
+        over_http = asyncio.create_task(lab.http.post("/v1/completions", json=body))
+        stub, arrived = (lab.prefill[0], "Prefill") if when == "prefilling" else (lab.decode[0], "stall")
+        await stub.arrived[arrived].wait()
+        await eventually(lambda: lab.router.num_running == 2)
+        await lab.router.stop(drain_s=0)
+        with pytest.raises(Unavailable, match="this router is stopping"):
+            await over_grpc
+        assert "this router is stopping" in (await over_http).text
+
+
+@pytest.mark.parametrize("when", ["prefilling", "decoding"])
 async def test_a_client_that_goes_away_releases_everything(when: str) -> None:
     async with router_lab() as lab:
         if when == "prefilling":
