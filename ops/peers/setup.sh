@@ -36,12 +36,14 @@ setup_llama_cpp() {
     local venv=$1 source=$1/source
     echo "llama-cpp: compiling llama-cpp-python $LLAMA_CPP_PYTHON_VERSION for this CPU"
     "$venv/bin/pip" install "${PIP_ARGS[@]}" scikit-build-core
-    rm -rf "$source"
-    mkdir "$source"
-    "$venv/bin/pip" download "${PIP_ARGS[@]}" --no-deps --no-build-isolation --no-binary :all: --dest "$source" \
-        "llama-cpp-python==$LLAMA_CPP_PYTHON_VERSION"
+    mkdir -p "$source"
+    ls "$source"/llama_cpp_python-*.tar.gz >/dev/null 2>&1 ||
+        "$venv/bin/pip" download "${PIP_ARGS[@]}" --no-deps --no-build-isolation --no-binary :all: \
+            --dest "$source" "llama-cpp-python==$LLAMA_CPP_PYTHON_VERSION"
     tar -xzf "$source"/llama_cpp_python-*.tar.gz -C "$source" --strip-components=1
-    CMAKE_ARGS="-DGGML_NATIVE=ON" "$venv/bin/pip" install "${PIP_ARGS[@]}" --no-build-isolation "$source"
+    # A build that was interrupted goes on where it was.
+    CMAKE_ARGS="-DGGML_NATIVE=ON" "$venv/bin/pip" install "${PIP_ARGS[@]}" --no-build-isolation \
+        --config-settings=build-dir="$source/build" "$source"
 }
 
 setup() {
@@ -50,7 +52,6 @@ setup() {
         echo "$name: there already"
         return
     fi
-    rm -rf "$venv"
     "$PYTHON" -m venv "$venv"
     "setup_${name//-/_}" "$venv"
     touch "$venv/.ready"

@@ -50,7 +50,9 @@ class Comparison:
 
     @property
     def max_length(self) -> int:
-        """Tokens of one sequence at the end, with one draft accepted at every step."""
+        """Tokens of one sequence that are computed at the most: with one draft accepted at every step."""
+        if self.kind is Kind.PREFILL:
+            return self.prompt_tokens
         return self.prompt_tokens + 2 * self.num_steps + 2
 
 
