@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -78,6 +82,28 @@ def test_repeated_steps_give_the_same_bits(ops: Ops, dtype: torch.dtype) -> None
         for result, expected in zip(results, other.run(tensors, rows), strict=True):
             assert same_bits(result, expected), (seed, num_rows, num_blocks)
         assert same_bits(layer.cache, other.cache)
+
+
+def test_checksums_by_another_thread_are_no_part_of_a_recording(ops: Ops) -> None:
+    """A decode worker verifies what it fetches in threads of its own, while its next step may be the first of its
+    kind: whatever the timing, both are right."""
+    layer, other = Layer(ops, torch.bfloat16), Layer(ops, torch.bfloat16)
+    piece = memoryview(bytes(range(256)) * 9)
+    expected = ops.block_checksums([piece])
+
+    def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(ops.block_checksums, [piece]).result())
+        return layer.run(tensors, rows)
+
+    seen: list[npt.NDArray[np.uint64]] = []
+    for seed in range(2):
+        tensors, rows = step(2, seed)
+        results = repeat(ops, "checksums-meanwhile", run, tensors, rows)
+        for result, wanted in zip(results, other.run(tensors, rows), strict=True):
+            assert same_bits(result, wanted)
+    assert all((checksums == expected).all() for checksums in seen)
+    assert seen
 
 
 def test_a_repeated_step_checks_its_inputs(ops: Ops) -> None:

@@ -236,13 +236,13 @@ class CpuOps:
         count = len(pieces)
         num_bytes = np.array([piece.nbytes for piece in pieces], dtype=np.int64)
         num_words = -(-int(num_bytes.max(initial=0)) // 4)
-        if num_words > len(self._checksum_keys):
-            self._checksum_keys = checksum_keys(num_words)
+        keys = self._checksum_keys  # transfers call this from threads of their own, while a step may be recorded
+        if num_words > len(keys):
+            self._checksum_keys = keys = checksum_keys(num_words)
         arrays = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
         pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
         out = np.empty(count, dtype=np.uint64)
-        self._lib.pd_checksums(pointers, num_bytes.ctypes.data, count, self._checksum_keys.ctypes.data,
-                               out.ctypes.data)
+        self._library.pd_checksums(pointers, num_bytes.ctypes.data, count, keys.ctypes.data, out.ctypes.data)
         return out
 
     def repeat(self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
