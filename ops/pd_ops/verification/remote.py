@@ -71,6 +71,9 @@ async def run_remote(
         on_done(num_done)
         return completion
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run(number, request)) for number, request in enumerate(requests)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(number, request)) for number, request in enumerate(requests)]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
