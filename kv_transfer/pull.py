@@ -12,7 +12,7 @@ import grpc.aio
 
 from kv_transfer.compatibility import check_compatible
 from kv_transfer.destination_book import DestinationBook
-from kv_transfer.destination_state import Fetch, LeaseRecord
+from kv_transfer.destination_state import Fetch, LeaseRecord, LeaseState
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Hello, Opening, Pieces
 from kv_transfer.manifest_wire import pack_hello, unpack_part
@@ -69,6 +69,8 @@ class PullDesk:
 
     async def run(self, lease: LeaseRecord, source: SourceInfo) -> None:
         """Reads the manifest to its end, or until `stop_manifest`."""
+        if lease.state is not LeaseState.PULLING:  # it ended before this began
+            return
         reader = self._manifests[lease] = asyncio.create_task(self._read(lease, source))
         try:
             await asyncio.wait([reader])

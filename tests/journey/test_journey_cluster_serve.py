@@ -171,6 +171,13 @@ def test_no_process_has_what_it_must_not(cluster: Cluster) -> None:
     assert "libtorch" in Path(f"/proc/{cluster.ready['workers'][0]['pid']}/maps").read_text(encoding="utf-8")
 
 
+def test_serving_has_the_priority_of_the_command(cluster: Cluster) -> None:
+    """Ray starts its processes for batch work: anything else on the host would starve them."""
+    own = psutil.Process(cluster.ready["pid"]).nice()
+    pids = [cluster.ready["router_pid"], *(worker["pid"] for worker in cluster.ready["workers"])]
+    assert [psutil.Process(pid).nice() for pid in pids] == [own] * 3
+
+
 def test_ctrl_c_aborts_a_request(cluster: Cluster) -> None:
     submitted = cluster.submit("--token-ids", "0,1,2", "--max-tokens", "2000", "--ignore-eos")
     submitted.process.send_signal(signal.SIGINT)

@@ -28,6 +28,8 @@ STOP_GRACE_S = 5.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leaves CUDA_VISIBLE_DEVICES of actors without GPUs alone
+    "RAY_worker_niceness": "0",                 # Ray's 15 is for batch work: whatever else runs here would go first
+    "RAY_memory_monitor_refresh_ms": "0",       # Ray would kill a worker that it cannot replace when the host is full
     "MALLOC_ARENA_MAX": "2",                    # glibc's arenas a thread would cost workers tens of MB
     "TOKENIZERS_PARALLELISM": "false",
 }
