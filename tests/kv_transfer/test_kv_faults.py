@@ -102,7 +102,7 @@ async def test_a_block_that_changes_owner_while_it_is_read_is_never_served() -> 
         source.publish_all(key, NUM_TOKENS)
         with pytest.raises(DataLoss):
             await destination.result_of(key)
-        assert destination.failed[key][1] == (2,)
+        assert 2 in destination.failed[key][1]  # and what was not verified yet when the pull ended
         source.source.release(key.journey_id, key.attempt)
         await lab.settle()
 

@@ -393,10 +393,6 @@ async def test_health_follows_the_workers_and_reflection_lists_the_service() -> 
         await until(states.SERVING)
         watch.cancel()
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-        [answer] = [
-            answer
-            async for answer in reflection.ServerReflectionInfo(
-                iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-            )
-        ]
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        [answer] = [answer async for answer in reflection.ServerReflectionInfo(iter([question]))]
         assert "pdrelay.v1.PdRelay" in {service.name for service in answer.list_services_response.service}
