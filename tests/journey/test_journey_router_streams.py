@@ -290,7 +290,8 @@ async def test_workers_that_are_killed_change_no_token(
 ) -> None:
     """kill -9 of one of two workers while ten streams run: all complete, all equal; it comes back and serves."""
     ids = tokenizer.encode(TEXT)
-    cases = [(ids[number : number + 150], params(90, temperature=0.7, seed=number, logprobs=0)) for number in range(10)]
+    asked_of = [params(240, temperature=0.7, seed=number, logprobs=0) for number in range(10)]
+    cases = [(ids[number : number + 150], asked) for number, asked in enumerate(asked_of)]
     num_retries = await lab.num_retries()
     running = [asyncio.create_task(lab.generate(prompt, asked)) for prompt, asked in cases]
     victim = (lab.decode if role == "decode" else lab.prefill)[0]
@@ -303,7 +304,8 @@ async def test_workers_that_are_killed_change_no_token(
     completes = await asyncio.gather(*running)
     for complete, (prompt, asked) in zip(completes, cases, strict=True):
         check_equal(complete, generate(engine, tokenizer, prompt, asked, speculate=1))
-    assert await lab.num_retries() > num_retries, "nothing was running there when it was killed"
+    if role == "decode":  # a prefill worker may be done by then: what it handed over outlives it
+        assert await lab.num_retries() > num_retries, "nothing was running there when it was killed"
     await lab.restart(victim)
     await until(lambda: all(link.state.value == "ready" for link in lab.router._registry.links()))
     wish = {f"{role}_worker": victim.worker_id}

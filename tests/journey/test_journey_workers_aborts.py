@@ -188,9 +188,11 @@ async def test_a_higher_attempt_takes_over_and_the_older_one_is_gone(player: Pla
 
 
 async def test_the_requests_deadline_ends_it_in_either_pool(player: Player) -> None:
-    journey = await Stage(player, num_tokens=1_500, deadline_ms=400).pulling()
+    journey = await Stage(player, num_tokens=1_500, deadline_ms=250).pulling()
     assert isinstance(await error_of(journey.call.read()), DeadlineExceeded)
     assert (await journey.failure()).code in ("deadline_exceeded", "cancelled")
+    while (load := (await player.loads())[1]).num_blocks_free < load.num_blocks_total:
+        await asyncio.sleep(0.02)
     decoding = await Stage(player, num_tokens=20, max_tokens=3_000, deadline_ms=1_500).decoding()
     failure = await decoding.failure()
     assert (failure.code, failure.retryable) == ("deadline_exceeded", False)

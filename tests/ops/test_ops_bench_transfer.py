@@ -47,7 +47,7 @@ def test_handoff_rows(transport: str, tmp_path: Path) -> None:
     assert set(row) == HANDOFF_KEYS
     assert (row["transport"], row["prompt_tokens"]) == (transport, 70)
     assert 0 <= row["hidden_share"] <= 1
-    assert row["itl_ms"] > 0
+    assert row["itl_ms"] >= 0  # 0 where both tokens came in one message
 
 
 def test_an_unknown_transport_is_refused() -> None:
