@@ -14,7 +14,8 @@ from pd_engine.errors import PdRelayError
 
 log = logging.getLogger(__name__)
 
-MAX_HANDSHAKES = 32  # strangers at a time; more are hung up on
+BACKLOG = 128
+MAX_HANDSHAKES = 32  # at a time; for one more the oldest is hung up on, so that idle strangers keep nobody out
 MAX_PULLERS = 1024
 
 Serve = Callable[[socket.socket], Awaitable[None]]
@@ -34,12 +35,12 @@ class Listener:
         self._epoch = epoch
         self._authorize = authorize
         self._serve = serve
-        self._num_handshakes = 0
+        self._handshakes: dict[asyncio.Task[bool], None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._sock.setblocking(False)
-        self._sock.listen(MAX_HANDSHAKES)
+        self._sock.listen(BACKLOG)
         self._spawn(self._accept_for_ever())
 
     async def stop(self) -> None:
@@ -57,26 +58,32 @@ class Listener:
                 log.warning("cannot accept a puller: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            if self._num_handshakes >= MAX_HANDSHAKES or len(self._tasks) > MAX_PULLERS:
+            if len(self._tasks) > MAX_PULLERS:
                 puller.close()
-            else:
-                self._spawn(self._welcome(puller))
+                continue
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                next(iter(self._handshakes)).cancel()
+            self._spawn(self._welcome(puller))
 
     async def _welcome(self, puller: socket.socket) -> None:
         with puller:
             puller.setblocking(False)
-            if await self._is_admitted(puller):
+            handshake = asyncio.create_task(self._is_admitted(puller))
+            self._handshakes[handshake] = None
+            try:
+                await asyncio.wait([handshake])
+            finally:
+                handshake.cancel()
+                del self._handshakes[handshake]
+            if not handshake.cancelled() and handshake.result():
                 await self._serve(puller)
 
     async def _is_admitted(self, puller: socket.socket) -> bool:
-        self._num_handshakes += 1
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 return await admit(puller, secret=self._secret, epoch=self._epoch, authorize=self._authorize)
         except (PdRelayError, OSError, TimeoutError):
             return False
-        finally:
-            self._num_handshakes -= 1
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
