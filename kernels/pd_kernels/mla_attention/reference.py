@@ -90,10 +90,16 @@ def _for_each_sequence(out_THv: Tensor, cache_GKE: Tensor, rows: Rows, first_pos
     for sequence in torch.unique(rows.sequence_T).tolist():
         indices = (rows.sequence_T == sequence).nonzero()[:, 0]
         length = int(rows.positions_T[indices].max()) + 1
-        context = gather_context(cache_GKE, rows.block_tables_SB[sequence], length, first_position)
-        num_rows = max(1, MAX_SCORES // (num_heads * context.latents_JLE.shape[0] * ATTENTION_TILE))
-        for part in indices.split(num_rows):
-            out_THv[part] = attend(part, context).to(out_THv.dtype)
+        table = rows.block_tables_SB[sequence]
+        context = gather_context(cache_GKE, table, length, first_position)
+        if bool(context.latents_JLE.isfinite().all()):
+            num_rows = max(1, MAX_SCORES // (num_heads * context.latents_JLE.shape[0] * ATTENTION_TILE))
+            for part in indices.split(num_rows):
+                out_THv[part] = attend(part, context).to(out_THv.dtype)
+            continue
+        for index in indices:  # 0 · NaN is NaN: each row is given no more than it may see
+            own = gather_context(cache_GKE, table, int(rows.positions_T[index]) + 1, first_position)
+            out_THv[index] = attend(index[None], own)[0].to(out_THv.dtype)
 
 
 def gather_context(cache_GKE: Tensor, block_table_B: Tensor, length: int, first_position: int) -> Context:
