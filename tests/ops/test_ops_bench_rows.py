@@ -173,7 +173,7 @@ def completion(*arrivals: tuple[float, int], transport: str = "tcp", hidden: int
 
 
 def test_what_a_handoff_adds_is_the_first_gap_beyond_a_steady_one() -> None:
-    slow = completion((1.0, 1), (1.050, 1), (1.060, 1), (1.070, 1))
+    slow = completion((1.0, 1), (1.050, 1), (1.050, 1), (1.070, 1))
     quick = completion((1.0, 1), (1.030, 1), (1.040, 1), (1.050, 1), hidden=100)
     middle = completion((1.0, 1), (1.040, 1), (1.050, 1), (1.060, 1), hidden=95)
     made = handoff_row("tcp", 256, [slow, quick, middle])

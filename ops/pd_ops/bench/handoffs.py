@@ -20,7 +20,7 @@ from pd_ops.client import Completion, router_client
 from pd_ops.latency import StreamTiming
 from pd_ops.request_options import TokensPrompt, to_request
 
-NUM_NEW_TOKENS = 24
+NUM_NEW_TOKENS = 48
 NUM_UNSTEADY_GAPS = 1  # the gap that the handoff is in
 
 
@@ -31,7 +31,7 @@ class HandoffRow:
     Attributes:
         hidden_share: bytes that the decode worker had verified when the prompt had been computed, of all.
         token1_gap_ms: from the first token to the second, less `itl_ms`: what the handoff adds.
-        itl_ms: between tokens, after the second.
+        itl_ms: between tokens after the second: the mean, as a busy client is given several at once.
     """
 
     transport: str
@@ -46,9 +46,9 @@ class HandoffRow:
 
 async def measure_handoffs(
     model: Path, transport: str, prompt_tokens: Sequence[int], *, requests: int, dtype: str,
-    note: Callable[[str], None],
-) -> list[HandoffRow]:
-    """Rows of one transport, on processes that are started for it.
+    note: Callable[[str], None], add: Callable[[HandoffRow], None],
+) -> None:
+    """Adds the rows of one transport as they are known, on processes that are started for it.
 
     Raises:
         PdRelayError: they did not start, or a request failed.
@@ -57,7 +57,6 @@ async def measure_handoffs(
         "model": str(model), "transfer.transport": transport, "decode.speculate": 0, "engine.dtype": dtype,
         "router.grpc_port": 0, "router.http_port": 0,
     })
-    rows = []
     with tempfile.TemporaryDirectory(prefix="pd-relay-bench-") as directory:
         note(f"{transport}: starting a router and two workers")
         async with served(settings, Path(directory)) as address, router_client(address) as client:
@@ -68,8 +67,7 @@ async def measure_handoffs(
                     what = f"{number} of {requests}" if number else "to warm up"
                     note(f"{transport}: prompt of {count} tokens, {what}")
                     completions.append(await client.complete(_request(count, vocab_size, number)))
-                rows.append(handoff_row(transport, count, completions[1:]))
-    return rows
+                add(handoff_row(transport, count, completions[1:]))
 
 
 def handoff_row(transport: str, prompt_tokens: int, completions: Sequence[Completion]) -> HandoffRow:
@@ -81,7 +79,7 @@ def handoff_row(transport: str, prompt_tokens: int, completions: Sequence[Comple
             raise FailedPrecondition(
                 f"the handoff went by {completion.complete.handoff.transport or 'no transport'}, not by {transport}"
             )
-    steady = [statistics.median(gaps_ms(one.timing)[NUM_UNSTEADY_GAPS:]) for one in completions]
+    steady = [statistics.mean(gaps_ms(one.timing)[NUM_UNSTEADY_GAPS:]) for one in completions]
     extra = [gaps_ms(one.timing)[0] - itl for one, itl in zip(completions, steady, strict=True)]
     hidden = [one.complete.handoff.hidden_bytes / one.complete.handoff.bytes for one in completions]
     return HandoffRow(

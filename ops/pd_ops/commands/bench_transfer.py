@@ -89,9 +89,9 @@ def _measure_handoffs(
     with tempfile.TemporaryDirectory(prefix="pd-relay-bench-") as directory:
         path = write_tiny(Path(directory) / TINY_NAME) if model == TINY_NAME else resolve_model(model)
         for name in transports:
-            handoffs += asyncio.run(
-                measure_handoffs(path, name, prompt_tokens, requests=requests, dtype=dtype, note=output.note)
-            )
+            asyncio.run(measure_handoffs(
+                path, name, prompt_tokens, requests=requests, dtype=dtype, note=output.note, add=handoffs.append
+            ))
 
 
 def _text(about: Document, rows: list[MovingRow], handoffs: list[HandoffRow]) -> str:
