@@ -18,12 +18,13 @@ from torch import Tensor
 from pd_kernels.block_checksum import reference as checksum_reference
 from pd_kernels.block_checksum.triton import piece_checksums
 from pd_kernels.block_copy.triton import copy_pieces
-from pd_kernels.fp8_gemm.reference import Fp8Weight
+from pd_kernels.fp8_gemm.reference import Fp8Weight, fp8_expert
 from pd_kernels.fp8_gemm.reference import fp8_linear as reference_fp8_linear
 from pd_kernels.fp8_gemm.triton import fp8_linear
 from pd_kernels.fp8_quant import reference as quant_reference
 from pd_kernels.fp8_quant.triton import fp8_quant
 from pd_kernels.latent_fp8 import reference as latent_fp8
+from pd_kernels.moe_experts.triton import Experts, moe_experts
 from pd_kernels.ops import Rows
 from pd_kernels.reference import ReferenceOps
 from pd_kernels.tolerances import check_close
@@ -84,11 +85,13 @@ def moved(value: Any, device: torch.device) -> Any:
 def checks(device: torch.device, *, tiny: bool = False) -> Iterator[Check]:
     """All of them, quick ones first. `tiny` leaves out large shapes, for a dry run."""
     ops, reference = TritonOps(device), ReferenceOps()
-    for dtype in (torch.bfloat16, torch.float32):
-        for label, dims, count in (("odd", ODD, 7),) if tiny else (("odd", ODD, 70), ("demo", DEMO, 130)):
-            name = f"{label}, {dtype}".replace("torch.", "")
-            yield Check(name=f"ops: {name}", run=lambda a=(dims, dtype, count): _row_ops(ops, reference, *a))
-            yield Check(name=f"attention: {name}", run=lambda a=(dims, dtype): _attention(ops, reference, *a))
+    sizes = [("odd", ODD, torch.bfloat16, 7 if tiny else 70), ("odd", ODD, torch.float32, 7 if tiny else 70)]
+    if not tiny:
+        sizes.append(("demo", DEMO, torch.bfloat16, 130))
+    for label, dims, dtype, count in sizes:
+        name = f"{label}, {dtype}".replace("torch.", "")
+        yield Check(name=f"ops: {name}", run=lambda a=(dims, dtype, count): _row_ops(ops, reference, *a))
+        yield Check(name=f"attention: {name}", run=lambda a=(dims, dtype): _attention(ops, reference, *a))
     yield Check(name="blocks and drafts", run=lambda: _blocks(device))
     yield Check(name="fp8", run=lambda: _fp8(device, 40 if tiny else 300))
     if not tiny:
@@ -191,6 +194,32 @@ def _fp8(device: torch.device, count: int) -> None:
         on_cpu = Fp8Weight(weight_MK=values, scale_mk=scale, power_of_two=False)
         check_close("fp8_linear_on_matrix_units", torch.bfloat16, result.cpu(), reference_fp8_linear(x, on_cpu))
         assert same_bits(fp8_linear(x[-1:].to(device), weight).cpu(), result[-1:].cpu()), "fp8_linear: a row alone"
+    gate_up, down = (_fp8_stack(generator, *shape) for shape in ((5, 256, 1100), (5, 1100, 128)))
+    chosen = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(count)]).int()
+    weights = torch.rand(count, 2, generator=generator)
+    packed = Experts(gate_up=_to(gate_up, device), down=_to(down, device), num_shared=1)
+    result = moe_experts(x.to(device), weights.to(device), chosen.to(device), packed).cpu()
+    for t in (0, count - 1):
+        parts = [fp8_expert(x[t : t + 1], _one(gate_up, e), _one(down, e))[0] for e in [*chosen[t].tolist(), 4]]
+        expected = parts[0] * weights[t, 0] + parts[1] * weights[t, 1] + parts[2]
+        check_close("fp8_expert", torch.bfloat16, result[t], expected.bfloat16())
+        alone = moe_experts(*(a[t : t + 1].to(device) for a in (x, weights, chosen)), packed).cpu()
+        assert same_bits(alone[0], result[t]), "fp8 experts: a row alone"
+
+
+def _fp8_stack(generator: torch.Generator, *shape: int) -> Fp8Weight:
+    parts = [quant_reference.quantize_weight(torch.randn(shape[1:], generator=generator) / shape[2] ** 0.5)
+             for _ in range(shape[0])]
+    return Fp8Weight(weight_MK=torch.stack([values.view(torch.uint8) for values, _ in parts]).view(torch.float8_e4m3fn),
+                     scale_mk=torch.stack([scale for _, scale in parts]), power_of_two=False)
+
+
+def _one(weight: Fp8Weight, index: int) -> Fp8Weight:
+    return Fp8Weight(weight_MK=weight.weight_MK[index], scale_mk=weight.scale_mk[index], power_of_two=False)
+
+
+def _to(weight: Fp8Weight, device: torch.device) -> Fp8Weight:
+    return Fp8Weight(weight_MK=weight.weight_MK.to(device), scale_mk=weight.scale_mk.to(device), power_of_two=False)
 
 
 def _blocks(device: torch.device) -> None:
