@@ -103,7 +103,8 @@ class Preparer:
             request_id=request_id,
             prompt_ids=tuple(prompt_ids),
             params=params,
-            ending_ids=params.ending_ids(self._tokenizer.eos_token_ids),
+            # A checkpoint may name eos ids that its model has no row for: they never come, and workers refuse them.
+            ending_ids=frozenset(i for i in params.ending_ids(self._tokenizer.eos_token_ids) if i < limits.vocab_size),
             placement=raw.placement,
             cache_salt=raw.cache_salt,
             warnings=tuple(self._tokenizer.prompt_warnings(prompt_ids)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from pd_engine.contracts import api_pb2_grpc
-from pd_engine.service.server import Health, add_reflection, bind, build_server
+from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 from pd_engine.settings import Settings
 from pd_router.dispatch import Dispatcher, DispatchSettings
 from pd_router.grpc_door import SERVICE_NAME, PdRelayService
@@ -84,7 +84,7 @@ class Router:
             raise
         self._http.start()
         self._health_task = asyncio.create_task(self._follow_health(), name="health")
-        return RouterAddresses(grpc=f"{host}:{grpc_port}", http=f"{host}:{self._http.port}")
+        return RouterAddresses(grpc=host_port(host, grpc_port), http=host_port(host, self._http.port))
 
     async def set_workers(self, endpoints: Sequence[WorkerEndpoint]) -> None:
         """All the workers there are, now; see `Registry.set_workers`."""

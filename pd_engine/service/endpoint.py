@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 import grpc
 
-from pd_engine.service.server import Health, add_reflection, bind, build_server
+from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 
 TICK_S = 0.1
 STOP_GRACE_S = 0.5
@@ -46,7 +46,7 @@ class Endpoint:
         self.server = build_server(secret=self._secret)
         self._health = Health(self.server, self._service_names)
         add_reflection(self.server, self._service_names)
-        return f"{self._host}:{bind(self.server, self._host, self._port)}"
+        return host_port(self._host, bind(self.server, self._host, self._port))
 
     async def serve(self, tick: Callable[[], None], on_crash: Callable[[Exception], None]) -> None:
         """Answers calls, and calls `tick` every `TICK_S`; `on_crash` is told if that raises."""

@@ -41,6 +41,11 @@ def build_server(*, secret: str | None) -> grpc.aio.Server:
     return grpc.aio.server(interceptors=[BoundaryInterceptor(secret)], options=SERVER_OPTIONS)
 
 
+def host_port(host: str, port: int) -> str:
+    """"host:port", with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     """Listens on host:port (0: any free port) and returns the port.
 
@@ -48,7 +53,7 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
         InvalidArgument: the address cannot be bound, such as one that is in use.
     """
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(host_port(host, port))
     except RuntimeError as error:
         raise InvalidArgument(f"cannot listen on {host}:{port}: {error}") from None
     if bound == 0:

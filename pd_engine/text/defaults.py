@@ -54,11 +54,10 @@ class GenerationDefaults:
         """
         file = path / "generation_config.json"
         config = read_json_object(file)
-        top_k = _number(config, "top_k", file)
         defaults = GenerationDefaults(
             temperature=0.0 if config.get("do_sample") is False else _number(config, "temperature", file),
             top_p=_number(config, "top_p", file),
-            top_k=None if top_k is None else int(top_k),
+            top_k=_integer(config, "top_k", file),
         )
         try:
             _combine(SamplingFields(), defaults, max_tokens=1, seed=0)
@@ -163,3 +162,10 @@ def _number(config: dict[str, Any], key: str, file: Path) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise InvalidArgument(f"{file}: {key} must be a number, got {value!r}")
     return value
+
+
+def _integer(config: dict[str, Any], key: str, file: Path) -> int | None:
+    value = _number(config, key, file)
+    if isinstance(value, float) and not value.is_integer():  # as NaN and infinity are not
+        raise InvalidArgument(f"{file}: {key} must be an integer, got {value!r}")
+    return None if value is None else int(value)

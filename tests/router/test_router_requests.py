@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+from pathlib import Path
 
 import grpc
 import pytest
@@ -18,6 +21,7 @@ from pd_engine.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import seed_from_request_id
 from pd_engine.text.chat import ChatMessage
 from pd_router.model_info import ModelInfo
@@ -233,6 +237,23 @@ async def test_the_system_is_full() -> None:
         for task in running:
             assert list((await task).output_ids) == toy_generate(PROMPT, 8)
         assert (await lab.generate()).output_ids
+
+
+async def test_doors_on_an_ipv6_address() -> None:
+    async with router_lab(settings(router={"host": "::1"})) as lab:
+        assert lab.grpc_address.startswith("[::1]:")
+        assert list((await lab.generate()).output_ids) == toy_generate(PROMPT, 8)
+        assert (await lab.http.get("/health")).status_code == 200
+
+
+async def test_eos_ids_beyond_the_models_vocabulary_are_left_out(tmp_path: Path) -> None:
+    """They never come, and a worker would refuse every request that names them."""
+    model = tmp_path / "model"
+    shutil.copytree(resolve_model("demo"), model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 4096, 2**70]}))
+    async with router_lab(settings(model=str(model))) as lab:
+        await lab.generate(ignore_eos=False)
+        assert list(lab.prefill[0].requests[-1].sampling.stop_token_ids) == [1]
 
 
 async def test_a_request_id_runs_once() -> None:

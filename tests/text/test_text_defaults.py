@@ -53,6 +53,7 @@ def test_the_demo_checkpoint_sets_its_own() -> None:
         ({"do_sample": True}, GenerationDefaults()),
         ({"do_sample": False, "temperature": 0.6}, GenerationDefaults(temperature=0.0)),
         ({"top_k": 3, "top_p": 1}, GenerationDefaults(top_k=3, top_p=1)),
+        ({"top_k": 3.0}, GenerationDefaults(top_k=3)),
     ],
 )
 def test_generation_config(tmp_path: Path, config: dict[str, Any], expected: GenerationDefaults) -> None:
@@ -60,7 +61,19 @@ def test_generation_config(tmp_path: Path, config: dict[str, Any], expected: Gen
     assert GenerationDefaults.load(tmp_path) == expected
 
 
-@pytest.mark.parametrize("config", [{"temperature": -1}, {"top_p": "x"}, {"top_k": True}, {"top_p": 2.0}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"temperature": -1},
+        {"top_p": "x"},
+        {"top_k": True},
+        {"top_p": 2.0},
+        {"top_k": float("nan")},
+        {"top_k": float("inf")},
+        {"top_k": 1.5},
+        {"top_k": 2**31},
+    ],
+)
 def test_a_broken_generation_config_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidArgument, match=r"generation_config\.json.*(temperature|top_p|top_k)"):
