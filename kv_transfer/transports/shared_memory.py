@@ -34,7 +34,7 @@ from pd_engine.errors import DeadlineExceeded, InvalidArgument, Unavailable
 NAME = "shared_memory"
 MAX_NAME_CHARS = 64
 LENGTH = struct.Struct("<Q")
-SLICE_BYTES = 1024 * 1024  # copied between two looks at whether anybody still wants it
+SLICE_BYTES = 8 * 1024 * 1024  # copied between two looks at whether anybody still wants it
 
 Copy = Callable[
     [npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]],

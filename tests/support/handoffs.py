@@ -63,7 +63,7 @@ class SourceSide:
     def __init__(
         self, *, layout: CacheLayout = LAYOUT, num_blocks: int = 64, settings: TransferSettings | None = None,
         transports: Sequence[SourceTransport] | None = None, seed: int = 1, fingerprint: str = FINGERPRINT,
-        worker_id: str = "prefill-0",
+        worker_id: str = "prefill-0", port: int = 0,
     ) -> None:
         settings = settings or TransferSettings()
         self.layout = layout
@@ -80,10 +80,11 @@ class SourceSide:
             settings=settings, transports=transports, checksums=block_checksums, clock=time.monotonic,
         )
         self.server = build_server(secret=SECRET)
+        self._port = port
 
     async def start(self) -> None:
         worker_pb2_grpc.add_KvSourceServicer_to_server(self.source.servicer(), self.server)
-        self.source.address = f"127.0.0.1:{bind(self.server, '127.0.0.1', 0)}"
+        self.source.address = f"127.0.0.1:{bind(self.server, '127.0.0.1', self._port)}"
         await self.source.start()
         await self.server.start()
 

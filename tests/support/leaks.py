@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import grpc.aio
@@ -38,6 +39,7 @@ def assert_no_leaks(*, except_files: str | None = None) -> Iterator[None]:
         except_files: part of the name of files that a fixture may still refer to.
     """
     grpc.aio.init_grpc_aio()  # its wake-up sockets live as long as the process
+    resource_tracker.ensure_running()  # so does the helper of multiprocessing
     before = _resources()
     yield
     after = _resources()

@@ -8,8 +8,13 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from pd_engine.settings import TransferSettings
 from support.handoffs import SourceSide
@@ -21,15 +26,17 @@ class SourceProcess:
     """Runs module-level functions `action(side, *args)` in the event loop of the process, one at a time."""
 
     def __init__(self, **options: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = start_fork_server()
         self._pipe, child = context.Pipe()
         self.process = context.Process(target=_serve, args=(child, options), daemon=True)
         self.process.start()
         child.close()
+        self._turn = asyncio.Lock()
 
     async def call(self, action: Action, *args: Any) -> Any:
-        self._pipe.send((action, args))
-        return await asyncio.to_thread(self._receive)
+        async with self._turn:
+            self._pipe.send((action, args))
+            return await asyncio.to_thread(self._receive)
 
     async def until(self, action: Action, expected: Any) -> None:
         """Asks until that is the answer; bounded by the test's own timeout."""
@@ -44,6 +51,7 @@ class SourceProcess:
         if self.process.is_alive():
             self.signal(signal.SIGKILL)
         await asyncio.to_thread(self.process.join)
+        self.process.close()
         self._pipe.close()
 
     def _receive(self) -> Any:
@@ -51,6 +59,17 @@ class SourceProcess:
         if not ok:
             raise value
         return value
+
+
+def start_fork_server() -> ForkServerContext:
+    """A process that has imported everything and does nothing, of which sources are forked: torch takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.handoffs"])
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), before])  # it ignores sys.path
+    forkserver.ensure_running()
+    os.environ["PYTHONPATH"] = before
+    return context
 
 
 @asynccontextmanager
@@ -77,8 +96,6 @@ def ends(side: SourceSide) -> list[str]:
 
 
 def _serve(pipe: Connection, options: dict[str, Any]) -> None:
-    import torch
-
     torch.set_num_threads(1)
     asyncio.run(_run(pipe, options))
 

@@ -1,7 +1,8 @@
 // Sixteen lanes of float32 (V) or uint32 (U): the only vector that the ops know. One file an instruction set gives
 // the same operations; arithmetic on lanes is IEEE and rounded once an operation, so a lane's bits depend neither on
-// the other lanes nor on how many registers hold them. The sole difference between instruction sets is `fma`: one
-// rounding where the hardware has it, two in the plain version.
+// the other lanes nor on how many registers hold them. ARITHMETIC names what differs between instruction sets: "fma"
+// rounds a product and sum once, "plain" twice, "native-bf16" (matmul.h) as the instruction does. Equal names, equal
+// bits.
 #pragma once
 
 #include <cmath>

@@ -5,7 +5,7 @@
 
 namespace pd {
 
-constexpr const char* ISA_NAME = "avx2";
+constexpr const char *ISA_NAME = "avx2", *ARITHMETIC = "fma";
 constexpr int VECTORS_IN_FLIGHT = 6;  // accumulators that fit the register file beside their operands
 
 struct V { __m256 a, b; };

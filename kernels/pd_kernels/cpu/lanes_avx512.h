@@ -6,9 +6,9 @@
 namespace pd {
 
 #if defined(__AVX512BF16__)
-constexpr const char* ISA_NAME = "avx512bf16";
+constexpr const char *ISA_NAME = "avx512bf16", *ARITHMETIC = "native-bf16";
 #else
-constexpr const char* ISA_NAME = "avx512";
+constexpr const char *ISA_NAME = "avx512", *ARITHMETIC = "fma";
 #endif
 constexpr int VECTORS_IN_FLIGHT = 24;
 

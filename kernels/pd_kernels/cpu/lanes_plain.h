@@ -3,7 +3,7 @@
 
 namespace pd {
 
-constexpr const char* ISA_NAME = "plain";
+constexpr const char *ISA_NAME = "plain", *ARITHMETIC = "plain";
 constexpr int VECTORS_IN_FLIGHT = 2;
 
 typedef float F4 __attribute__((vector_size(16)));

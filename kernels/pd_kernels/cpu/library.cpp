@@ -32,7 +32,7 @@ static const char SOURCES[] = "pd-sources-" PD_SOURCES;  // pd_kernels.build loo
 
 PD_EXPORT const char* pd_sources() { return SOURCES; }
 PD_EXPORT const char* pd_isa() { return pd::ISA_NAME; }
-PD_EXPORT int pd_native_bf16() { return std::is_same<pd::Product<pd::bf16>::X, uint32_t>::value; }
+PD_EXPORT const char* pd_arithmetic() { return pd::ARITHMETIC; }
 PD_EXPORT int pd_num_threads() { return pd::Pool::instance().size(); }
 PD_EXPORT void pd_set_num_threads(int num_threads) { pd::Pool::instance().resize(num_threads); }
 

@@ -25,7 +25,7 @@ _P, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_isa": (ctypes.c_char_p, []),
     "pd_sources": (ctypes.c_char_p, []),
-    "pd_native_bf16": (_INT, []),
+    "pd_arithmetic": (ctypes.c_char_p, []),
     "pd_num_threads": (_INT, []),
     "pd_set_num_threads": (None, [_INT]),
     "pd_embed": (_LONG, [_P, _LONG, _P, _LONG, _LONG, _P]),

@@ -45,6 +45,7 @@ class CpuOps:
         self._lib: Any = self._library  # a Recorder while a step is recorded
         self._empty: Callable[..., Tensor] = torch.empty
         self._isa = isa
+        self._numerics = f"cpu-{source_digest()}/{self._library.pd_arithmetic().decode()}"
         self._recordings: dict[str, Recordings] = {}
         self._lib.pd_set_num_threads(threads)
         self._checksum_keys = checksum_keys(0)
@@ -56,11 +57,7 @@ class CpuOps:
     @property
     def numerics(self) -> str:
         """The sources and the arithmetic: instruction sets with the same one give the same bits."""
-        if self._isa == "plain":
-            arithmetic = "plain"
-        else:
-            arithmetic = "native-bf16" if self._library.pd_native_bf16() else "fma"
-        return f"cpu-{source_digest()}/{arithmetic}"
+        return self._numerics
 
     def pack_linear(self, weight_MD: Tensor) -> PackedLinear:
         return packing.pack_linear(weight_MD)
