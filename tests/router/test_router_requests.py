@@ -7,25 +7,18 @@ import json
 import shutil
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.errors import (
-    AlreadyExists,
-    DeadlineExceeded,
-    FailedPrecondition,
     InvalidArgument,
     ResourceExhausted,
-    Unavailable,
 )
 from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import seed_from_request_id
 from pd_engine.text.chat import ChatMessage
 from pd_router.model_info import ModelInfo
-from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
+from support.router_lab import PROMPT, eventually, router_lab, settings
 from support.stub_worker import next_token, toy_generate
 
 
@@ -254,166 +247,3 @@ async def test_eos_ids_beyond_the_models_vocabulary_are_left_out(tmp_path: Path)
     async with router_lab(settings(model=str(model))) as lab:
         await lab.generate(ignore_eos=False)
         assert list(lab.prefill[0].requests[-1].sampling.stop_token_ids) == [1]
-
-
-async def test_a_request_id_runs_once() -> None:
-    async with router_lab() as lab:
-        lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
-        running = asyncio.create_task(lab.generate(request_id="one"))
-        await eventually(lambda: lab.router.num_running == 1)
-        with pytest.raises(AlreadyExists, match="'one' is running"):
-            await lab.generate(request_id="one")
-        gate.set()
-        await running
-        await eventually(lambda: lab.router.num_running == 0)
-        assert (await lab.generate(request_id="one")).output_ids
-
-
-async def test_abort_ends_it_with_what_there_is() -> None:
-    async with router_lab() as lab:
-        lab.decode[0].faults.stall_at = 3
-        running = asyncio.create_task(lab.generate(request_id="x", max_tokens=50, stream=True))
-        await lab.decode[0].arrived["stall"].wait()
-        reply = await lab.api.Abort(api.AbortRequest(request_ids=["x", "unknown"]))
-        assert list(reply.unknown_request_ids) == ["unknown"]
-        complete = await running
-        assert complete.finish_reason == "cancelled"
-        assert list(complete.output_ids) == toy_generate(PROMPT, 50)[: len(complete.output_ids)]
-
-
-@pytest.mark.parametrize("when", ["prefilling", "decoding"])
-async def test_a_router_that_stops_fails_what_it_cannot_finish(when: str) -> None:
-    """It is not "cancelled": the client would take half an answer for one that it had ended itself."""
-    async with router_lab() as lab:
-        if when == "prefilling":
-            lab.prefill[0].faults.prefill_gate = asyncio.Event()
-        else:
-            lab.decode[0].faults.stall_at = 2
-        body = {"prompt": PROMPT, "max_tokens": 50, "stream": True}
-        over_grpc = asyncio.create_task(lab.generate(max_tokens=50, stream=True))
-        over_http = asyncio.create_task(lab.http.post("/v1/completions", json=body))
-        stub, arrived = (lab.prefill[0], "Prefill") if when == "prefilling" else (lab.decode[0], "stall")
-        await stub.arrived[arrived].wait()
-        await eventually(lambda: lab.router.num_running == 2)
-        await lab.router.stop(drain_s=0)
-        with pytest.raises(Unavailable, match="this router is stopping"):
-            await over_grpc
-        assert "this router is stopping" in (await over_http).text
-
-
-@pytest.mark.parametrize("when", ["prefilling", "decoding"])
-async def test_a_client_that_goes_away_releases_everything(when: str) -> None:
-    async with router_lab() as lab:
-        if when == "prefilling":
-            lab.prefill[0].faults.prefill_gate = asyncio.Event()
-        else:
-            lab.decode[0].faults.stall_at = 2
-        call = lab.api.Generate(lab.request(max_tokens=50, stream=True))
-        waiting = asyncio.create_task(call.read())
-        stub, arrived = (lab.prefill[0], "Prefill") if when == "prefilling" else (lab.decode[0], "stall")
-        await stub.arrived[arrived].wait()
-        call.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await lab.assert_no_leaks()
-        lab.prefill[0].faults.prefill_gate = None
-        assert list((await lab.generate()).output_ids) == toy_generate(PROMPT, 8)
-
-
-async def test_the_request_deadline_ends_it() -> None:
-    async with router_lab(settings(router={"request_timeout_ms": 300})) as lab:
-        lab.decode[0].faults.stall_at = 2
-        with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.3 s"):
-            await lab.generate(max_tokens=50)
-
-
-async def test_without_workers_it_is_unavailable_at_once() -> None:
-    async with router_lab(num_prefill=1, num_decode=0) as lab:
-        with pytest.raises(Unavailable, match="decode: no worker is ready") as caught:
-            await lab.generate()
-        assert caught.value.retry_after_ms == 1_000
-        assert lab.prefill[0].calls == []
-
-
-async def test_unequal_shapes_are_refused_at_connection() -> None:
-    """unequal-shapes: both values are named; the others go on."""
-    for field, values in {
-        "fingerprint": ("ab" * 16, "cd" * 16),
-        "block_size": (16, 32),
-        "dtype": ("bf16", "fp32"),
-    }.items():
-        lab = RouterLab(settings())
-        await lab.start()
-        try:
-            odd = type(lab.decode[0])("odd", "decode", secret=lab.decode[0]._secret, **{field: values[1]})
-            await odd.start()
-            lab.decode.append(odd)
-            with pytest.raises(FailedPrecondition) as caught:
-                await lab.tell_workers()
-            message = caught.value.message
-            assert f"worker odd is refused: its {field} is {values[1]!r}" in message
-            assert f"has {values[0]!r}" in message
-            info = await lab.api.GetServerInfo(api.GetServerInfoRequest())
-            assert {worker.id: worker.state for worker in info.workers}["odd"] == "refused"
-            assert list((await lab.generate()).output_ids) == toy_generate(PROMPT, 8)
-            await lab.assert_no_leaks()
-        finally:
-            await lab.stop()
-
-
-async def test_somebody_else_at_the_address_is_refused() -> None:
-    async with router_lab() as lab:
-        lab.decode[0].worker_id, old = "impostor", lab.decode[0].worker_id
-        endpoint = lab.endpoints()[0]
-        with pytest.raises(FailedPrecondition, match="its worker_id is 'prefill-0', expected 'other'"):
-            await lab.router.set_workers([type(endpoint)("other", "prefill", endpoint.address)])
-        lab.decode[0].worker_id = old
-        await lab.tell_workers()
-
-
-async def test_a_draining_worker_gets_nothing_new() -> None:
-    async with router_lab(num_decode=2) as lab:
-        lab.decode[0].state = "draining"
-        await eventually(lambda: any(link.state.value == "draining" for link in lab.router._registry.links()))
-        for _ in range(4):
-            assert (await lab.generate()).handoff.decode_worker == "decode-1"
-
-
-async def test_infos_and_loads() -> None:
-    async with router_lab(num_decode=2) as lab:
-        model = await lab.api.GetModelInfo(api.GetModelInfoRequest())
-        assert (model.served_model_name, model.max_context_length, model.vocab_size) == ("demo", 4096, 4096)
-        assert (model.block_size, model.bytes_per_token, model.dtype) == (16, 5760, "bf16")
-        assert list(model.eos_token_ids) == [1]
-        assert model.fingerprint == "ab" * 16
-        server = await lab.api.GetServerInfo(api.GetServerInfoRequest())
-        assert server.server_type == "pd-relay-router"
-        assert [(w.id, w.role, w.state, w.num_blocks_total) for w in server.workers] == [
-            ("prefill-0", "prefill", "ready", 1024),
-            ("decode-0", "decode", "ready", 1024),
-            ("decode-1", "decode", "ready", 1024),
-        ]
-        assert server.router_rss_bytes > 0
-        loads = await lab.api.GetLoads(api.GetLoadsRequest())
-        assert {load.worker_id for load in loads.loads} == {"prefill-0", "decode-0", "decode-1"}
-
-
-async def test_health_follows_the_workers_and_reflection_lists_the_service() -> None:
-    async with router_lab() as lab, grpc.aio.insecure_channel(lab.grpc_address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        watch = health.Watch(health_pb2.HealthCheckRequest(service="pdrelay.v1.PdRelay"))
-        states = health_pb2.HealthCheckResponse
-
-        async def until(status: int) -> None:
-            while (await watch.read()).status != status:
-                pass
-
-        await until(states.SERVING)
-        await lab.decode[0].kill()
-        await until(states.NOT_SERVING)
-        await lab.decode[0].start()
-        await until(states.SERVING)
-        watch.cancel()
-        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-        question = reflection_pb2.ServerReflectionRequest(list_services="")
-        [answer] = [answer async for answer in reflection.ServerReflectionInfo(iter([question]))]
-        assert "pdrelay.v1.PdRelay" in {service.name for service in answer.list_services_response.service}

@@ -85,8 +85,9 @@ class Child:
     def _receive(self, timeout_s: float) -> Document:
         assert self._process.stdout is not None
         alarm = threading.Timer(timeout_s, self._process.kill)
-        alarm.start()
+        alarm.daemon = True
         try:
+            alarm.start()  # a Ctrl-C may come even here
             line = self._process.stdout.readline()
         finally:
             alarm.cancel()
