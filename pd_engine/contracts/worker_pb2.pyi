@@ -67,7 +67,7 @@ class LoadsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class LoadsReply(_message.Message):
-    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks")
+    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks", "pull_bytes_per_s")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class LoadsReply(_message.Message):
     ITL_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PULL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     state: str
     num_running: int
@@ -96,7 +97,8 @@ class LoadsReply(_message.Message):
     itl_ms: float
     num_streams: int
     num_quarantined_blocks: int
-    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ...) -> None: ...
+    pull_bytes_per_s: float
+    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., pull_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class TokensRequest(_message.Message):
     __slots__ = ("router_id",)
@@ -353,18 +355,20 @@ class CacheEventsRequest(_message.Message):
     def __init__(self, from_sequence: _Optional[int] = ...) -> None: ...
 
 class CacheEventBatch(_message.Message):
-    __slots__ = ("epoch", "sequence", "snapshot", "stored", "removed")
+    __slots__ = ("epoch", "sequence", "snapshot", "stored", "removed", "previous_sequence")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     sequence: int
     snapshot: bool
     stored: _containers.RepeatedScalarFieldContainer[bytes]
     removed: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    previous_sequence: int
+    def __init__(self, epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., previous_sequence: _Optional[int] = ...) -> None: ...
 
 class ManifestRequest(_message.Message):
     __slots__ = ("journey", "token", "source_epoch", "destination_epoch", "hello")
