@@ -18,7 +18,7 @@ from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination, Lease, PullResult
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from pd_engine.cache.blocks import BlockPool
-from pd_engine.errors import Cancelled, DeadlineExceeded, Gone, Internal, PdRelayError, Unavailable
+from pd_engine.errors import Cancelled, DeadlineExceeded, Gone, PdRelayError, Unavailable
 from pd_engine.sequence import SampledToken
 from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import Tombstones
@@ -232,10 +232,10 @@ class DecodeCore:
             self.tokens_per_sequence_s.add(mean_tokens, report.seconds)
         for item in report.progress:
             self._advance(item)
-        for name in report.failed:
+        for name, error in report.failed.items():
             if (record := self._by_name.get(name)) is not None:
                 record.in_compute = False
-                self._fail(record, Internal("a decode step failed; the worker's log has the details"))
+                self._fail(record, error)
                 self._settle(record)
 
     def _advance(self, item: Progress) -> None:

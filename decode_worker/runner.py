@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decode_worker.scheduler import Batch
 from pd_engine.engine import Engine
+from pd_engine.errors import Internal
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Choice
 from pd_engine.service.wire import finish_names
-from pd_engine.steps.decode import DecodeOutput, decode_step, num_slots_needed
+from pd_engine.steps.decode import DecodeOutput, num_slots_needed, try_decode_step
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +40,13 @@ class StepReport:
     """What one step did.
 
     Attributes:
-        failed: names of sequences that the step broke on; the runner has forgotten them.
+        failed: by name, of sequences that the step broke on; the runner has forgotten them.
         num_running: in the batch, after the step.
         seconds: its duration.
     """
 
     progress: Sequence[Progress]
-    failed: Sequence[str]
+    failed: Mapping[str, Internal]
     num_running: int
     seconds: float
 
@@ -80,12 +81,20 @@ class DecodeRunner:
             return False
         started_s = time.perf_counter()
         progress: list[Progress] = []
-        failed: list[str] = []
+        failed: dict[str, Internal] = {}
         try:
-            progress = self._decode(sequences)
+            for sequence, outcome in zip(sequences, self._decode(sequences), strict=True):
+                if isinstance(outcome, Internal):
+                    failed[sequence.name] = outcome
+                else:
+                    progress.append(_progress(sequence, outcome))
         except Exception:
             log.exception("a decode step failed: %s", [sequence.name for sequence in sequences])
-            failed = [sequence.name for sequence in sequences]
+            progress = []
+            failed = dict.fromkeys(
+                (sequence.name for sequence in sequences),
+                Internal("a decode step failed; the worker's log has the details"),
+            )
         seconds = time.perf_counter() - started_s
         for name in [*failed, *(item.name for item in progress if item.finish_reason)]:
             self.drop(name)
@@ -94,12 +103,11 @@ class DecodeRunner:
         )
         return True
 
-    def _decode(self, sequences: list[Choice]) -> list[Progress]:
+    def _decode(self, sequences: list[Choice]) -> list[DecodeOutput | Internal]:
         block_size = self.engine.layout.block_size
         for sequence in sequences:
             assert num_slots_needed(sequence) <= len(sequence.block_ids) * block_size, sequence.name
-        outputs = decode_step(self.engine, sequences)
-        return [_progress(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
+        return try_decode_step(self.engine, sequences)
 
 
 def _progress(sequence: Choice, output: DecodeOutput) -> Progress:

@@ -159,5 +159,5 @@ def _check_memory(needs: dict[str, int]) -> None:
 def _load_ops(settings: EngineSettings) -> Ops:
     try:
         return load_ops(settings.ops, threads=settings.threads)
-    except OpsUnavailable as error:
+    except (OpsUnavailable, OSError) as error:  # OSError: of a library that cannot be used, as after an update
         raise FailedPrecondition(f"settings: engine.ops: {settings.ops}: {error}") from None

@@ -18,7 +18,6 @@ from pd_engine.errors import (
     Cancelled,
     DeadlineExceeded,
     Gone,
-    Internal,
     InvalidArgument,
     PdRelayError,
     ResourceExhausted,
@@ -230,10 +229,10 @@ class PrefillCore:
                 self._by_name[name].num_computed = num_computed
         for first in report.first_tokens:
             self._serve(first)
-        for name in report.failed:
+        for name, error in report.failed.items():
             if (job := self._by_name.get(name)) is not None:
                 job.in_compute = False
-                self._end(job, Internal("computing the prompt failed; the worker's log has the details"))
+                self._end(job, error)
 
     def _serve(self, first: FirstToken) -> None:
         job = self._by_name.get(first.name)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pd_engine.engine import Engine
+from pd_engine.errors import Internal
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Prompt
 from pd_engine.service.wire import finish_names
-from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
+from pd_engine.steps.prefill import Chunk, prefill_step, try_sample_first
 from prefill_worker.scheduler import Remaining, plan_chunks
 
 log = logging.getLogger(__name__)
@@ -45,13 +46,13 @@ class StepReport:
     Attributes:
         progress: (name, tokens computed so far) of every prompt in it.
         first_tokens: of the prompts that are complete; the runner has forgotten them.
-        failed: names of prompts that the step broke on; the runner has forgotten them too.
+        failed: by name, of prompts that the step broke on; the runner has forgotten them too.
         num_tokens, seconds: its size and its duration.
     """
 
     progress: Sequence[tuple[str, int]]
     first_tokens: Sequence[FirstToken]
-    failed: Sequence[str]
+    failed: Mapping[str, Internal]
     num_tokens: int
     seconds: float
 
@@ -94,12 +95,19 @@ class PrefillRunner:
             return False
         started_s = time.perf_counter()
         firsts: list[tuple[Prompt, SampledToken]] = []
-        failed: list[str] = []
+        failed: dict[str, Internal] = {}
         try:
-            firsts = self._compute(chunks)
+            for prompt, outcome in self._compute(chunks):
+                if isinstance(outcome, Internal):
+                    failed[prompt.name] = outcome
+                else:
+                    firsts.append((prompt, outcome))
         except Exception:
             log.exception("a prefill step failed: %s", [(chunk.sequence.name, chunk.num_tokens) for chunk in chunks])
-            failed = [chunk.sequence.name for chunk in chunks]
+            failed = dict.fromkeys(
+                (chunk.sequence.name for chunk in chunks),
+                Internal("computing the prompt failed; the worker's log has the details"),
+            )
         self._report(_report_of(chunks, firsts, failed, time.perf_counter() - started_s))
         for prompt, first in firsts:  # after the report: the handoff may end before the next line
             if (publisher := self._publishers.get(prompt.name)) is not None:
@@ -108,7 +116,7 @@ class PrefillRunner:
             self.drop(name)
         return True
 
-    def _compute(self, chunks: list[Chunk]) -> list[tuple[Prompt, SampledToken]]:
+    def _compute(self, chunks: list[Chunk]) -> list[tuple[Prompt, SampledToken | Internal]]:
         valid_after = [
             (publisher, chunk.sequence.num_computed + chunk.num_tokens)
             for chunk in chunks
@@ -121,11 +129,11 @@ class PrefillRunner:
 
         prefill_step(self.engine, chunks, on_component)
         complete = [chunk.sequence for chunk in chunks if chunk.sequence.num_computed == chunk.sequence.num_tokens]
-        return list(zip(complete, sample_first(self.engine, complete), strict=True)) if complete else []
+        return list(zip(complete, try_sample_first(self.engine, complete), strict=True)) if complete else []
 
 
 def _report_of(
-    chunks: list[Chunk], firsts: list[tuple[Prompt, SampledToken]], failed: list[str], seconds: float
+    chunks: list[Chunk], firsts: list[tuple[Prompt, SampledToken]], failed: dict[str, Internal], seconds: float
 ) -> StepReport:
     first_tokens = []
     for prompt, token in firsts:

@@ -104,18 +104,27 @@ class WeightReader:
         """Copies a tensor into `target`, rounding to its dtype.
 
         Raises:
-            FailedPrecondition: the file has changed or is broken.
+            FailedPrecondition: the file has changed or is broken, or a number is not finite in the target's dtype.
         """
         target.copy_(self._mapped(name))
+        _check_finite(target, name)
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         mapped = self._mapped(name)
         target = torch.empty(mapped.shape, dtype=dtype)
         target.copy_(mapped)
+        _check_finite(target, name)
         return target
 
     def equal(self, name: str, other: str) -> bool:
-        return torch.equal(self._mapped(name), self._mapped(other))
+        """Raises:
+        FailedPrecondition: they differ, and one of them holds NaN or infinity.
+        """
+        if torch.equal(self._mapped(name), self._mapped(other)):
+            return True
+        for each in (other, name):
+            _check_finite(self._mapped(each), each)
+        return False
 
     def _mapped(self, name: str) -> Tensor:
         """The tensor as a view of the mapped file: for copying from, never kept."""
@@ -127,6 +136,23 @@ class WeightReader:
         except (SafetensorError, OSError) as error:
             raise FailedPrecondition(f"{file} cannot be read: {error}") from None
         return tensor
+
+
+def _check_finite(tensor: Tensor, name: str) -> None:
+    """A sum is finite only if all numbers are, and costs a tenth of looking at each of them.
+
+    Raises:
+        FailedPrecondition: the tensor holds NaN or infinity.
+    """
+    if torch.isfinite(tensor.sum(dtype=torch.float32)):
+        return
+    wrong = torch.nonzero(~torch.isfinite(tensor))
+    if len(wrong):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise FailedPrecondition(
+            f"{name} holds NaN or infinity, read as {dtype}: {len(wrong)} of {tensor.numel()} numbers, the first at "
+            f"{wrong[0].tolist()}; all weights must be finite"
+        )
 
 
 def load_weights(
@@ -141,7 +167,8 @@ def load_weights(
         with_mtp: whether the MTP layer is loaded.
 
     Raises:
-        FailedPrecondition: a file cannot be read any more, or MTP's copies differ from the main model's tensors.
+        FailedPrecondition: a file cannot be read any more, a tensor holds NaN or infinity, or MTP's copies differ from
+            the main model's tensors.
     """
     num_parameters, num_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)
     with WeightReader(stored) as reader:

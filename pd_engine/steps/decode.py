@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from pd_engine.engine import Engine
+from pd_engine.errors import Internal
 from pd_engine.model.mla import StepRows
 from pd_engine.sequence import FinishReason, SampledToken, Sequence
 from pd_engine.steps.draft import draft_tokens, num_wanted_drafts, pending_states
+from pd_engine.steps.overflow import all_or_raise, finite_rows, overflow_error
 from pd_engine.steps.rows import Span, build_step
 from pd_engine.steps.sample import sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft
@@ -53,7 +55,16 @@ def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
 
     Appends the emitted tokens to each sequence: never more than max_tokens and the engine's context length leave room
     for, and none after a stop token.
+
+    Raises:
+        Internal: the logits that one needs next are not finite. The others have advanced.
     """
+    return all_or_raise(try_decode_step(engine, sequences))
+
+
+def try_decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput | Internal]:
+    """Like `decode_step`; a sequence whose next token's logits are not finite gets an error in place of tokens, and is
+    left as it was: it cannot go on."""
     for sequence in sequences:
         assert sequence.num_computed == sequence.num_tokens - 1, (sequence.name, sequence.num_computed)
     drafts = draft_tokens(engine, sequences)
@@ -65,20 +76,22 @@ def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
     ids_T = torch.tensor([token for span_ids in ids for token in span_ids])
     hidden_TD, logits_TZ = _forward(engine, ids_T, build_step(spans, engine.layout.block_size))
     sampled = _sample_spans(engine, logits_TZ, spans)
+    finite = iter(finite_rows(logits_TZ))
     counts = [
-        _num_emitted(sequence, tokens, drafted)
+        _num_emitted(sequence, tokens, drafted, list(islice(finite, len(tokens))))
         for sequence, tokens, drafted in zip(sequences, sampled, drafts, strict=True)
     ]
     emitted = _with_logprobs(engine, logits_TZ, spans, sampled, counts)
     for sequence, hidden, tokens, drafted in zip(
         sequences, torch.split(hidden_TD, [span.count for span in spans]), emitted, drafts, strict=True
     ):
-        _advance(sequence, tokens, hidden, len(drafted))
+        if tokens:
+            _advance(sequence, tokens, hidden, len(drafted))
     return [
         DecodeOutput(
             tokens=tokens, num_drafted=len(drafted), num_accepted=len(tokens) - 1,
             finish_reason=finish_reason(engine, sequence),
-        )
+        ) if tokens else overflow_error(sequence.num_tokens)
         for sequence, tokens, drafted in zip(sequences, emitted, drafts, strict=True)
     ]
 
@@ -111,15 +124,19 @@ def _sample_spans(engine: Engine, logits_TZ: Tensor, spans: Seq[Span]) -> list[l
     return [[next(tokens) for _ in range(span.count)] for span in spans]
 
 
-def _num_emitted(sequence: Sequence, tokens: Seq[int], drafted: Seq[int]) -> int:
+def _num_emitted(sequence: Sequence, tokens: Seq[int], drafted: Seq[int], finite: Seq[bool]) -> int:
     """How many of the sampled tokens are emitted: up to the first that its draft did not foresee, or that ends the
-    sequence. There is room for all of them, since no more were drafted (`num_wanted_drafts`)."""
+    sequence. There is room for all of them, since no more were drafted (`num_wanted_drafts`).
+
+    Rows whose logits are not finite give none. The first of them stops a sequence only in the step that begins with
+    it, as without drafts: a row behind a draft that is not accepted means nothing.
+    """
     count = 1
     for token, draft in zip(tokens, drafted, strict=False):
         if draft != token or token in sequence.ending_ids:
             break
         count += 1
-    return count
+    return count if all(finite[:count]) else finite.index(False)
 
 
 def _with_logprobs(

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from pd_engine.engine import Engine
+from pd_engine.errors import Internal
 from pd_engine.sequence import SampledToken, Sequence
+from pd_engine.steps.overflow import all_or_raise, finite_rows, overflow_error
 from pd_engine.steps.rows import Span, build_step, token_ids
 from pd_engine.steps.sample import sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft, last_hidden
@@ -57,15 +59,28 @@ def sample_first(engine: Engine, sequences: Seq[Sequence]) -> list[SampledToken]
 
     All known tokens of the sequences must have been computed: a whole prompt, or a prompt and the tokens that were
     already emitted.
+
+    Raises:
+        Internal: the logits of one are not finite. The others have their tokens.
     """
+    return all_or_raise(try_sample_first(engine, sequences))
+
+
+def try_sample_first(engine: Engine, sequences: Seq[Sequence]) -> list[SampledToken | Internal]:
+    """Like `sample_first`; a sequence whose logits are not finite gets an error in place of a token."""
     for sequence in sequences:
         assert sequence.num_computed == sequence.num_tokens, (sequence.name, sequence.num_computed, sequence.num_tokens)
     logits_TZ = engine.main.logits(torch.cat([last_hidden(sequence) for sequence in sequences]))
     tokens = sample_rows(engine.ops, logits_TZ, sequences, [sequence.num_tokens for sequence in sequences])
     logprobs = token_logprobs(engine.ops, logits_TZ, tokens, [sequence.params.logprobs for sequence in sequences])
-    for sequence, token in zip(sequences, tokens, strict=True):
-        sequence.token_ids.append(token)
-    return [SampledToken(token_id=token, logprobs=item) for token, item in zip(tokens, logprobs, strict=True)]
+    outcomes: list[SampledToken | Internal] = []
+    for sequence, token, item, finite in zip(sequences, tokens, logprobs, finite_rows(logits_TZ), strict=True):
+        if finite:
+            sequence.token_ids.append(token)
+            outcomes.append(SampledToken(token_id=token, logprobs=item))
+        else:
+            outcomes.append(overflow_error(sequence.num_tokens))
+    return outcomes
 
 
 def _run_mtp(

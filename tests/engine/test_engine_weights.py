@@ -144,6 +144,30 @@ def test_fp8_is_refused(copy: Path) -> None:
         load_engine(copy)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", [
+    EXPERT, "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight",
+    "model.layers.0.self_attn.kv_b_proj.weight", "model.layers.1.mlp.gate.e_score_correction_bias",
+    "model.layers.3.eh_proj.weight",
+])
+def test_weights_that_are_not_finite_are_refused(copy: Path, name: str, value: float) -> None:
+    rewrite(copy, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    with pytest.raises(FailedPrecondition, match=rf"^{name} holds NaN or infinity, .*: 1 of \d+ numbers, the first at"):
+        load_engine(copy)
+
+
+def test_weights_that_are_not_finite_in_the_engines_dtype(copy: Path) -> None:
+    """Large ones that fp32 holds and bf16 does not are refused there; ones that only add up to infinity never are."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    rewrite(copy, lambda tensors: tensors.update({EXPERT: torch.full_like(tensors[EXPERT], 3e38, dtype=torch.float32)}))
+    assert load_engine(copy, dtype="bf16")
+    rewrite(copy, lambda tensors: tensors[EXPERT].fill_(torch.finfo(torch.float32).max))
+    assert load_engine(copy, dtype="fp32")
+    with pytest.raises(FailedPrecondition, match=f"{EXPERT} holds NaN or infinity, read as bfloat16"):
+        load_engine(copy, dtype="bf16")
+
+
 @pytest.mark.parametrize("num_bytes", [0, 4, 8, 100, 5000, 60_000, -1])
 def test_truncated_files_are_refused(copy: Path, num_bytes: int) -> None:
     whole = (copy / WEIGHTS_FILE).read_bytes()

@@ -161,7 +161,7 @@ class Pair:
 
 
 async def test_a_decode_step_that_fails_fails_its_choices_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_step = decode_worker.runner.decode_step
+    real_step = decode_worker.runner.try_decode_step
     broken = [True]
 
     def step(*arguments: Any) -> Any:
@@ -169,7 +169,7 @@ async def test_a_decode_step_that_fails_fails_its_choices_only(monkeypatch: pyte
             raise ZeroDivisionError("planted")
         return real_step(*arguments)
 
-    monkeypatch.setattr(decode_worker.runner, "decode_step", step)
+    monkeypatch.setattr(decode_worker.runner, "try_decode_step", step)
     async with Pair() as pair:
         copy = await pair.player.run([5, 6, 7], sampling(4))
         assert copy.failure is not None
