@@ -17,6 +17,7 @@ from pd_engine.errors import InvalidArgument, NotFound
 
 CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
+ARCHITECTURE = "DeepseekV3ForCausalLM"
 LATENT_NORM_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm: DeepSeek's own code takes it whatever rms_norm_eps says
 
 Width = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -219,6 +220,7 @@ def _normalize(data: dict[str, Any]) -> dict[str, Any]:
         if result.get("rope_theta", theta) != theta:
             raise InvalidArgument(f"{CONFIG_FILE}: rope_theta is set twice, to {result['rope_theta']!r} and {theta!r}")
         result["rope_theta"] = theta
+    _check_architectures(result.get("architectures"))
     result["weight_format"] = _weight_format(result.get("quantization_config"))
     return {name: value for name, value in result.items() if value is not None or name == "q_lora_rank"}
 
@@ -237,6 +239,12 @@ def _split_rope(rope: Any) -> tuple[dict[str, Any] | None, Any]:
     if not kinds and rope:
         raise InvalidArgument(f"{CONFIG_FILE}: rope_scaling.type is missing; it must be yarn or default")
     return (rope if "yarn" in kinds.values() else None), theta
+
+
+def _check_architectures(names: Any) -> None:
+    """Many checkpoints do not say; one that does must say this one, whatever its model_type is."""
+    if names is not None and not (isinstance(names, list) and ARCHITECTURE in names):
+        raise InvalidArgument(f"{CONFIG_FILE}: architectures must name {ARCHITECTURE} or be absent, got {_short(names)}")
 
 
 def _weight_format(quantization: Any) -> str:

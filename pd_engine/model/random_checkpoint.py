@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pd_engine.errors import AlreadyExists, InvalidArgument
 from pd_engine.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
-from pd_engine.model.config import CONFIG_FILE, ModelConfig
+from pd_engine.model.config import ARCHITECTURE, CONFIG_FILE, ModelConfig
 from pd_engine.model.tensors import EMBEDDING, TensorKind, TensorSpec, checkpoint_tensors
 
 SPECIAL_TOKENS = (
@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
 
 # The shape of the demo checkpoint, narrower: every field may be overridden.
 TINY_CONFIG: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
+    "architectures": [ARCHITECTURE],
     "model_type": "deepseek_v3",
     "vocab_size": 320,
     "hidden_size": 64,

@@ -50,6 +50,12 @@ def test_spellings_of_the_same_config(spelling: dict[str, Any]) -> None:
     assert ModelConfig.parse(DEEPSEEK_V3 | spelling) == ModelConfig.parse(DEEPSEEK_V3)
 
 
+@pytest.mark.parametrize("names", [None, ["DeepseekV3ForCausalLM"], ["Other", "DeepseekV3ForCausalLM"]])
+def test_architectures_may_be_absent(names: list[str] | None) -> None:
+    absent = {name: value for name, value in DEEPSEEK_V3.items() if name != "architectures"}
+    assert ModelConfig.parse(absent | {"architectures": names}) == ModelConfig.parse(absent)
+
+
 def test_default_rope_parameters_mean_no_scaling() -> None:
     plain = {"rope_scaling": None, "rope_theta": 500.0}
     nested = plain | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
@@ -59,6 +65,12 @@ def test_default_rope_parameters_mean_no_scaling() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "deepseek_v2"}, "model_type"),
     ({"model_type": None}, "model_type"),
+    ({"architectures": ["DeepseekV2ForCausalLM"]}, "architectures must name DeepseekV3ForCausalLM or be absent"),
+    ({"architectures": ["LlamaForCausalLM", "DeepseekV3Model"]}, "architectures"),
+    ({"architectures": []}, "architectures"),
+    ({"architectures": "DeepseekV3ForCausalLM"}, "architectures"),
+    ({"architectures": [["DeepseekV3ForCausalLM"]]}, "architectures"),
+    ({"architectures": {"DeepseekV3ForCausalLM": 1}}, "architectures"),
     ({"hidden_size": None}, "hidden_size"),
     ({"hidden_size": -7168}, "hidden_size"),
     ({"hidden_size": 0}, "hidden_size"),
