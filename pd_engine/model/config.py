@@ -244,7 +244,9 @@ def _split_rope(rope: Any) -> tuple[dict[str, Any] | None, Any]:
 def _check_architectures(names: Any) -> None:
     """Many checkpoints do not say; one that does must say this one, whatever its model_type is."""
     if names is not None and not (isinstance(names, list) and ARCHITECTURE in names):
-        raise InvalidArgument(f"{CONFIG_FILE}: architectures must name {ARCHITECTURE} or be absent, got {_short(names)}")
+        raise InvalidArgument(
+            f"{CONFIG_FILE}: architectures must name {ARCHITECTURE} or be absent, got {_short(names)}"
+        )
 
 
 def _weight_format(quantization: Any) -> str:

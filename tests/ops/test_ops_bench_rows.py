@@ -26,7 +26,8 @@ from pd_ops.bench.engine_rows import (
 )
 from pd_ops.bench.handoffs import gaps_ms, handoff_row
 from pd_ops.bench.measured_process import Timed, repeated
-from pd_ops.bench.moving_cases import NUM_PIECES, REGION_BYTES, Shape, moving_cases, moving_row
+from pd_ops.bench.moving_cases import Shape, moving_cases, moving_row
+from pd_ops.bench.moving_sizes import NUM_PIECES, REGION_BYTES
 from pd_ops.bench.peers import PEERS, SCRIPTS, find_peers, parse_names
 from pd_ops.client import Completion
 from pd_ops.latency import StreamTiming

@@ -14,10 +14,9 @@ from kv_transfer.transport import Spans
 from pd_engine.cache.arena import component_offsets
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_ops.bench.measured_process import Document
+from pd_ops.bench.moving_sizes import NUM_PIECES, REGION_BYTES
 
 GIB = 2**30
-REGION_BYTES = 64 * 2**20
-NUM_PIECES = 2048
 PIECE_SLOTS, PIECE_WIDTH = 16, 576  # 18 KiB in bf16: one layer's part of a block of DeepSeek-V3
 REGION_WIDTH = 32_768               # 64 KiB a slot
 

@@ -5,31 +5,36 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from kv_transfer.transports import BEST_FIRST
 from pd_engine.errors import InvalidArgument
 from pd_engine.model.checkpoint import resolve_model
+from pd_engine.settings import TransferSettings
 from pd_ops.bench.handoffs import HandoffRow, measure_handoffs
 from pd_ops.bench.identity import identity, identity_text
 from pd_ops.bench.models import TINY_NAME, write_tiny
-from pd_ops.bench.moving import measure_moving
-from pd_ops.bench.moving_cases import NUM_PIECES, REGION_BYTES, MovingRow
+from pd_ops.bench.moving_sizes import NUM_PIECES, REGION_BYTES
 from pd_ops.cluster.interrupts import sigterm_interrupts
 from pd_ops.commands import options
 from pd_ops.output import Document, Output
 from pd_ops.tables import milliseconds, table
 
+if TYPE_CHECKING:
+    from pd_ops.bench.moving_cases import MovingRow
+
 MIB = 2**20
+TRANSPORTS = tuple(
+    name for name in get_args(TransferSettings.model_fields["transport"].annotation) if name != "auto"
+)
 PROMPT_TOKENS = (256, 2048)
 
 
 def command(
     context: typer.Context,
     transport: Annotated[
-        list[str] | None, typer.Option(help=f"{' or '.join(BEST_FIRST)}; may be given several times. Default: all.")
+        list[str] | None, typer.Option(help=f"{' or '.join(TRANSPORTS)}; may be given several times. Default: all.")
     ] = None,
     model: Annotated[str, typer.Option(help="Of the handoffs: tiny, demo or a path.")] = TINY_NAME,
     dtype: Annotated[str, typer.Option(help="Of the handoffs: auto, bf16 or fp32.")] = "auto",
@@ -45,9 +50,9 @@ def command(
     """Measure the transports beside a memcpy and bare sockets, and handoffs between real workers. Ctrl-C keeps what
     it has."""
     output = options.start(context, as_json)
-    transports = list(dict.fromkeys(transport or BEST_FIRST))
-    if unknown := [name for name in transports if name not in BEST_FIRST]:
-        raise InvalidArgument(f"--transport must be {' or '.join(BEST_FIRST)}, got {unknown[0]!r}")
+    transports = list(dict.fromkeys(transport or TRANSPORTS))
+    if unknown := [name for name in transports if name not in TRANSPORTS]:
+        raise InvalidArgument(f"--transport must be {' or '.join(TRANSPORTS)}, got {unknown[0]!r}")
     about = identity()
     rows: list[MovingRow] = []
     handoffs: list[HandoffRow] = []
@@ -55,6 +60,8 @@ def command(
     try:
         with sigterm_interrupts():
             if rounds:
+                from pd_ops.bench.moving import measure_moving  # torch
+
                 rows += asyncio.run(measure_moving(
                     transports, rounds=rounds, region_bytes=region_mib * MIB, num_pieces=pieces, note=output.note
                 ))
