@@ -146,7 +146,7 @@ class TritonOps:
             staged[offset : offset + piece.nbytes] = np.frombuffer(piece, dtype=np.uint8)
         sums = block_checksum.piece_checksums(
             torch.from_numpy(staged).to(self.device), torch.from_numpy(offsets[:-1]).to(self.device),
-            torch.from_numpy(lengths).to(self.device), int(lengths.max(initial=0)),
+            torch.from_numpy(lengths).to(self.device),
         )
         return sums.cpu().numpy().view(np.uint64)
 

@@ -280,7 +280,7 @@ def _checksum(d: Dims, num_pieces: int) -> BenchCase:
         memory = make.integers(0, 256, num_pieces * length, dtype=torch.uint8)
         offsets = (torch.arange(num_pieces) * length).to(make.device)
         lengths = torch.full((num_pieces,), length).to(make.device)
-        return [partial(piece_checksums, memory, offsets, lengths, length)]
+        return [partial(piece_checksums, memory, offsets, lengths)]
 
     return BenchCase(
         op="block_checksum", units="fp32", name=f"{num_pieces} pieces of {length} bytes",

@@ -158,7 +158,7 @@ def _tokens_and_blocks() -> list[Case]:
         Case(op="sample", name="", call=lambda: sample_tokens(
             logits, single(), make.integers(0, 2, FEW), single(), wide(), wide())),
         Case(op="sample", name="logprobs", call=lambda: log_softmax(logits)),
-        Case(op="block_checksum", name="", call=lambda: piece_checksums(memory, wide(), wide(), 18_432)),
+        Case(op="block_checksum", name="", call=lambda: piece_checksums(memory, wide(), wide())),
         Case(op="block_copy", name="", call=lambda: copy_pieces(memory, memory, wide(), wide(), wide(), 18_432)),
         Case(op="verify_drafts", name="", call=lambda: verify_drafts(
             make.integers(0, 2, FEW, 3), make.integers(0, 2, FEW, 2), make.integers(0, 2, FEW),

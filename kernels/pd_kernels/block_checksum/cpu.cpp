@@ -1,4 +1,4 @@
-// Multilinear checksums (block_checksum/reference.py): Σ word_i · key_i mod 2^64, in any order.
+// Multilinear checksums (block_checksum/reference.py): stretches of KEYS words, Σ_j RATIO^j · Σ_i word_i · key_i mod 2^64.
 
 namespace pd {
 
@@ -8,25 +8,70 @@ inline uint64_t spread(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-inline uint32_t word_at(const unsigned char* bytes) {
-    uint32_t word;
-    std::memcpy(&word, bytes, sizeof word);
+inline uint64_t word_at(const unsigned char* bytes, long num_bytes) {
+    uint32_t word = 0;
+    std::memcpy(&word, bytes, num_bytes);
     return word;
 }
 
-// Σ over whole words. A product mod 2^64 is word · low(key) + (word · high(key) << 32): two sums of 32 x 32 bits.
-inline uint64_t weigh(const unsigned char* bytes, const uint64_t* keys, long num_words) {
+struct ChecksumKeys {
+    static constexpr long COUNT = 1024;
+    static constexpr uint64_t RATIO = 0x27D4EB2F165667C5u, LENGTH_KEY = 0xC2B2AE3D27D4EB4Fu;
+
+    ChecksumKeys() {
+        for (long i = 0; i < COUNT; i++) at[i] = spread((uint64_t)(i + 1) * 0x9E3779B97F4A7C15u) | 1;
+    }
+
+    static const ChecksumKeys& instance() {
+        static const ChecksumKeys keys;
+        return keys;
+    }
+
+    alignas(64) uint64_t at[COUNT];
+};
+
+// Where bytes go that are weighed: nowhere, or to another place, past the caches if that is aligned.
+struct Nowhere {
+    void put_some(const unsigned char*, long, long) const {}
+#if defined(__AVX2__)
+    void put(long, __m256i) const {}
+#endif
+};
+
+template <bool ALIGNED>
+struct Copied {
+    unsigned char* to;
+
+    void put_some(const unsigned char* bytes, long at, long count) const { std::memcpy(to + at, bytes + at, count); }
+#if defined(__AVX2__)
+    void put(long at, __m256i bytes) const {
+        if (ALIGNED) _mm256_stream_si256((__m256i*)(to + at), bytes);
+        else _mm256_storeu_si256((__m256i*)(to + at), bytes);
+    }
+#endif
+};
+
+// Σ word_i · key_i over the bytes first .. first + num_bytes - 1, at most one stretch; zeros fill up the last word.
+// A product mod 2^64 is word · low(key) + (word · high(key) << 32): two sums of 32 x 32 bits.
+template <class Target>
+uint64_t weigh(const unsigned char* bytes, long first, long num_bytes, const uint64_t* keys, Target target) {
     uint64_t total = 0;
-    long i = 0;
+    long at = 0;
 #if defined(__AVX2__)
     __m256i low[4], high[4];
     for (int j = 0; j < 4; j++) low[j] = high[j] = _mm256_setzero_si256();
-    for (; i + 16 <= num_words; i += 16)
-        for (int j = 0; j < 4; j++) {
-            const __m256i words = _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i*)(bytes + 4 * i + 16 * j)));
-            const __m256i key = _mm256_loadu_si256((const __m256i*)(keys + i + 4 * j));
-            low[j] = _mm256_add_epi64(low[j], _mm256_mul_epu32(words, key));
-            high[j] = _mm256_add_epi64(high[j], _mm256_mul_epu32(words, _mm256_srli_epi64(key, 32)));
+    for (; at + 64 <= num_bytes; at += 64)
+        for (int half = 0; half < 2; half++) {
+            const __m256i octets = _mm256_loadu_si256((const __m256i*)(bytes + first + at + 32 * half));
+            target.put(first + at + 32 * half, octets);
+            const __m128i quarters[2] = {_mm256_castsi256_si128(octets), _mm256_extracti128_si256(octets, 1)};
+            for (int quarter = 0; quarter < 2; quarter++) {
+                const int j = 2 * half + quarter;
+                const __m256i words = _mm256_cvtepu32_epi64(quarters[quarter]);
+                const __m256i key = _mm256_load_si256((const __m256i*)(keys + at / 4 + 4 * j));
+                low[j] = _mm256_add_epi64(low[j], _mm256_mul_epu32(words, key));
+                high[j] = _mm256_add_epi64(high[j], _mm256_mul_epu32(words, _mm256_srli_epi64(key, 32)));
+            }
         }
     for (int j = 0; j < 4; j++) {
         alignas(32) uint64_t lanes[4];
@@ -34,24 +79,26 @@ inline uint64_t weigh(const unsigned char* bytes, const uint64_t* keys, long num
         for (uint64_t lane : lanes) total += lane;
     }
 #endif
-    for (; i < num_words; i++) total += word_at(bytes + 4 * i) * keys[i];
+    target.put_some(bytes, first + at, num_bytes - at);
+    for (; at + 4 <= num_bytes; at += 4) total += word_at(bytes + first + at, 4) * keys[at / 4];
+    if (at < num_bytes) total += word_at(bytes + first + at, num_bytes - at) * keys[at / 4];
     return total;
 }
 
-// `keys` holds one key for each word of the longest piece, a partial last word included.
-PD_EXPORT void pd_checksums(const unsigned char* const* pieces, const int64_t* num_bytes, long count,
-                             const uint64_t* keys, uint64_t* out) {
-    constexpr uint64_t LENGTH_KEY = 0xC2B2AE3D27D4EB4Fu;
-    Pool::instance().run(count, [&](long i) {
-        const long words = num_bytes[i] / 4, rest = num_bytes[i] % 4;
-        uint64_t total = weigh(pieces[i], keys, words);
-        if (rest) {
-            uint32_t tail = 0;
-            std::memcpy(&tail, pieces[i] + 4 * words, rest);
-            total += tail * keys[words];
-        }
-        out[i] = spread(total + (uint64_t)num_bytes[i] * LENGTH_KEY);
-    });
+template <class Target>
+uint64_t checksum(const unsigned char* bytes, long num_bytes, Target target) {
+    constexpr long STRETCH_BYTES = 4 * ChecksumKeys::COUNT;
+    const uint64_t* keys = ChecksumKeys::instance().at;
+    uint64_t total = num_bytes * ChecksumKeys::LENGTH_KEY, factor = 1;
+    for (long first = 0; first < num_bytes; first += STRETCH_BYTES, factor *= ChecksumKeys::RATIO)
+        total += factor * weigh(bytes, first, std::min(STRETCH_BYTES, num_bytes - first), keys, target);
+    return spread(total);
+}
+
+// Of the ranges of a buffer, each of num_bytes[i] bytes from offsets[i] on.
+PD_EXPORT void pd_checksums(const unsigned char* buffer, long count, const int64_t* offsets, const int64_t* num_bytes,
+                             uint64_t* out) {
+    for (long i = 0; i < count; i++) out[i] = checksum(buffer + offsets[i], num_bytes[i], Nowhere{});
 }
 
 }  // namespace pd

@@ -1,18 +1,15 @@
-"""Copying pieces between two buffers: the compiled loop if it is built, else numpy."""
+"""Copying pieces between two buffers: the compiled loops if they are built, else numpy."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import ctypes
 
 import numpy as np
-import numpy.typing as npt
 
+from pd_kernels.block_checksum.ranges import Bytes, Offsets, as_int64, check_within
+from pd_kernels.block_checksum.reference import U64
 from pd_kernels.block_copy import reference
-from pd_kernels.block_copy.reference import Offsets
 from pd_kernels.cpu.native import best_library
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def copy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
@@ -28,30 +25,39 @@ def copy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, dest
     Raises:
         ValueError: a piece is not within its buffer; nothing is copied.
     """
-    assert source.ndim == destination.ndim == 1 and len(source_offsets) == len(destination_offsets) == len(num_bytes)
-    if len(num_bytes) == 0:
-        return
-    _check_within("source", len(source), source_offsets, num_bytes)
-    _check_within("destination", len(destination), destination_offsets, num_bytes)
-    _loop()(source, destination, source_offsets, destination_offsets, num_bytes)
-
-
-def _check_within(name: str, size: int, offsets: Offsets, num_bytes: Offsets) -> None:
-    if int(offsets.min()) < 0 or int(num_bytes.min()) < 0 or int((offsets + num_bytes).max()) > size:
-        raise ValueError(f"a piece is not within the {name} of {size} bytes")
-
-
-@functools.cache
-def _loop() -> Callable[[Bytes, Bytes, Offsets, Offsets, Offsets], None]:
-    library = best_library()
+    _check(source, destination, source_offsets, destination_offsets, num_bytes)
+    library = _library()
     if library is None:
-        return reference.copy_pieces
+        reference.copy_pieces(source, destination, source_offsets, destination_offsets, num_bytes)
+        return
+    arrays = [as_int64(array) for array in (source_offsets, destination_offsets, num_bytes)]
+    library.pd_copy_pieces(
+        source.ctypes.data, destination.ctypes.data, len(num_bytes), *(array.ctypes.data for array in arrays)
+    )
 
-    def loop(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
-             num_bytes: Offsets) -> None:
-        arrays = [np.ascontiguousarray(array, dtype=np.int64)
-                  for array in (source_offsets, destination_offsets, num_bytes)]
-        library.pd_copy_pieces(source.ctypes.data, destination.ctypes.data, len(num_bytes),
-                               *(array.ctypes.data for array in arrays))
 
-    return loop
+def copy_and_checksum_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
+                             num_bytes: Offsets) -> U64:
+    """The same, in one pass with the checksums of what was written: uint64 [n]. A copy costs as much with them as
+    without: it waits for memory, not for arithmetic."""
+    _check(source, destination, source_offsets, destination_offsets, num_bytes)
+    library = _library()
+    if library is None:
+        return reference.copy_and_checksum_pieces(source, destination, source_offsets, destination_offsets, num_bytes)
+    arrays = [as_int64(array) for array in (source_offsets, destination_offsets, num_bytes)]
+    out = np.empty(len(num_bytes), dtype=np.uint64)
+    library.pd_copy_and_checksum_pieces(
+        source.ctypes.data, destination.ctypes.data, len(num_bytes), *(array.ctypes.data for array in arrays),
+        out.ctypes.data,
+    )
+    return out
+
+
+def _check(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
+           num_bytes: Offsets) -> None:
+    check_within("source", source, source_offsets, num_bytes)
+    check_within("destination", destination, destination_offsets, num_bytes)
+
+
+def _library() -> ctypes.CDLL | None:
+    return best_library()

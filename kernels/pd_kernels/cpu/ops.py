@@ -5,7 +5,6 @@ Activations may be slices of wider rows (a part of a fused projection); they nee
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pd_kernels.block_checksum.reference import keys as checksum_keys
 from pd_kernels.build import source_digest
 from pd_kernels.cpu import packing
 from pd_kernels.cpu.native import load_library
@@ -48,7 +46,6 @@ class CpuOps:
         self._numerics = f"cpu-{source_digest()}/{self._library.pd_arithmetic().decode()}"
         self._recordings: dict[str, Recordings] = {}
         self._lib.pd_set_num_threads(threads)
-        self._checksum_keys = checksum_keys(0)
 
     @property
     def name(self) -> str:
@@ -230,16 +227,14 @@ class CpuOps:
         return out
 
     def block_checksums(self, pieces: list[memoryview]) -> npt.NDArray[np.uint64]:
-        count = len(pieces)
-        num_bytes = np.array([piece.nbytes for piece in pieces], dtype=np.int64)
-        num_words = -(-int(num_bytes.max(initial=0)) // 4)
-        keys = self._checksum_keys  # transfers call this from threads of their own, while a step may be recorded
-        if num_words > len(keys):
-            self._checksum_keys = keys = checksum_keys(num_words)
         arrays = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
-        pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
-        out = np.empty(count, dtype=np.uint64)
-        self._library.pd_checksums(pointers, num_bytes.ctypes.data, count, keys.ctypes.data, out.ctypes.data)
+        addresses = np.array([array.ctypes.data for array in arrays], dtype=np.int64)
+        num_bytes = np.array([len(array) for array in arrays], dtype=np.int64)
+        base = int(addresses.min(initial=2**62))
+        offsets = addresses - base
+        out = np.empty(len(pieces), dtype=np.uint64)
+        # Not `_lib`: transfers call this from threads of their own, while a step may be recorded.
+        self._library.pd_checksums(base, len(pieces), offsets.ctypes.data, num_bytes.ctypes.data, out.ctypes.data)
         return out
 
     def repeat(self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
