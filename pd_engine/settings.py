@@ -63,6 +63,12 @@ class RouterSettings(Section):
     max_running_requests: int = Field(256, ge=1, description="requests in the system at most; more are refused")
     max_attempts: int = Field(3, ge=1, le=16, description="placements of one journey at most")
     request_timeout_ms: int = Field(600_000, ge=1, description="a request ends after this, whatever its state")
+    worker_silence_ms: int = Field(
+        6_000, ge=500, description="a worker that says nothing for so long is lost; a healthy one reports every 200 ms"
+    )
+    recovery_wait_ms: int = Field(
+        30_000, ge=0, description="how long a broken request waits for a worker that may come back; 0: not at all"
+    )
 
 
 class TransferSettings(Section):

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from pd_engine.errors import EXIT_OK, InvalidArgument, PdRelayError
 from pd_engine.service.secret import secret_from_environment
 from pd_engine.settings import Settings
-from pd_router.server import Router, WorkerEndpoint
+from pd_router.link_state import WorkerEndpoint
+from pd_router.server import Router
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
@@ -29,7 +30,10 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pd_router", description="Runs a router until SIGTERM or SIGINT.")
     parser.add_argument("--settings-json", default="{}", help="settings as JSON; absent keys have their defaults")
-    parser.add_argument("--workers-json", default="[]", help='[{"worker_id": ..., "role": ..., "address": ...}]')
+    parser.add_argument(
+        "--workers-json", default="[]",
+        help='[{"worker_id": ..., "role": ..., "address": ...}]; "is_expected": false for one that has ended',
+    )
     parser.add_argument("--follow-stdin", action="store_true", help="read lists of workers from stdin")
     arguments = parser.parse_args(argv)
     try:
@@ -45,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_workers(text: str) -> list[WorkerEndpoint]:
     """Raises:
-    InvalidArgument: it is no JSON list of objects with exactly worker_id, role and address.
+    InvalidArgument: it is no JSON list of objects with worker_id, role and address, and is_expected or not.
     """
     try:
         return [WorkerEndpoint(**item) for item in json.loads(text)]

@@ -134,7 +134,7 @@ class Attempt:
 
     async def _reserve(self, decode: WorkerLink) -> pb.ReserveReply | None:
         try:
-            lease = await decode.reserve(self._reserve_request(decode))
+            lease = await decode.calls.reserve(self._reserve_request(decode))
         except PdRelayError as error:
             self._refused(error, decode)
             return None
@@ -144,7 +144,7 @@ class Attempt:
     async def _run_prefill(self, lease: pb.ReserveReply | None) -> None:
         pull: asyncio.Task[None] | None = None
         try:
-            async for reply in self._prefill.prefill(self._prefill_request(lease)):
+            async for reply in self._prefill.calls.prefill(self._prefill_request(lease)):
                 if reply.HasField("source") and lease is not None and self._journey.source_known(self.number):
                     self._granted.add(self._prefill)
                     pull = asyncio.create_task(self._pull(lease, reply.source))
@@ -169,7 +169,7 @@ class Attempt:
         assert self._decode is not None
         request = pb.PullRequest(journey=self._ref, lease_id=lease.lease_id, source=source)
         try:
-            await self._decode.pull(request)
+            await self._decode.calls.pull(request)
         except PdRelayError as error:
             self._fail(error, self._decode, retryable=error.retryable)
 

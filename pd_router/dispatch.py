@@ -34,6 +34,7 @@ class DispatchSettings:
     max_attempts: int
     timeout_s: float
     handoff_wait_s: float
+    recovery_wait_s: float
     speculate: int
 
 
@@ -210,6 +211,7 @@ class Dispatcher:
             emit=running.emit,
             timeout_s=self._settings.timeout_s,
             handoff_wait_s=self._settings.handoff_wait_s,
+            recovery_wait_s=self._settings.recovery_wait_s,
         )
         task = running.start(runner)
         self._running[request.request_id] = running

@@ -31,7 +31,7 @@ class RoomGate:
         """The pair for one attempt. The caller takes its blocks before it next awaits.
 
         Args:
-            recovery_wait_s: how long to wait for a worker to become ready; 0: not at all.
+            recovery_wait_s: how long to wait for an expected worker to become ready; 0: not at all.
 
         Raises:
             Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever. Lack of room raises nothing.

@@ -1,7 +1,8 @@
 """The connection to one worker: its streams, the calls of journeys to it, and when it counts as lost.
 
-A worker is ready from its first load report on. It is lost when one of its streams breaks (keepalive finds a cut link
-or a stopped process within seconds) or its epoch changes; every journey there is told, and the link connects anew.
+A worker is ready from its first load report on. It is lost when one of its streams breaks, when its epoch changes, or
+when it has been silent for longer than a busy host makes anyone (`router.worker_silence_ms`): a single late answer
+loses nobody. Every journey there is told then, and the link connects anew.
 """
 
 from __future__ import annotations
@@ -9,56 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-import grpc
-
 from pd_engine.contracts import worker_pb2 as pb
-from pd_engine.errors import DeadlineExceeded, FailedPrecondition, PdRelayError, Unavailable
-from pd_engine.service.client import connect, decode_stub, prefill_stub, typed_error, worker_stub
+from pd_engine.errors import FailedPrecondition, PdRelayError, Unavailable
+from pd_router.link_state import TRANSITIONS, LinkState, Role, WorkerEndpoint
 from pd_router.releases import ReleaseQueue
+from pd_router.worker_calls import LateAnswer, WorkerCalls
 
 log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 2.0  # of calls that a healthy worker answers at once
-LOADS_INTERVAL_MS = 200
+CLOSE_TIMEOUT_S = 2.0
+NUM_TICKS = 8  # of silence in a row before a worker is lost
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 MAX_JOURNEYS_A_RENEWAL = 5_000
-
-
-class Role(Enum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEndpoint:
-    """Where a worker is to be found; `role` is "prefill" or "decode", `address` is "host:port"."""
-
-    worker_id: str
-    role: str
-    address: str
-
-
-class LinkState(Enum):
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    LOST = "lost"
-    REFUSED = "refused"
-
-
-TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
-    LinkState.STARTING: frozenset({LinkState.READY, LinkState.DRAINING, LinkState.LOST, LinkState.REFUSED}),
-    LinkState.READY: frozenset({LinkState.DRAINING, LinkState.LOST}),
-    LinkState.DRAINING: frozenset({LinkState.READY, LinkState.LOST}),
-    LinkState.LOST: frozenset({LinkState.READY, LinkState.DRAINING, LinkState.REFUSED}),
-    LinkState.REFUSED: frozenset({LinkState.READY, LinkState.DRAINING, LinkState.LOST}),
-}
 
 
 class Passenger(Protocol):
@@ -77,6 +44,7 @@ class Passenger(Protocol):
 
 class WorkerLink:
     """Attributes:
+    calls: to the worker.
     info: what the worker said of itself when it last connected; None before.
     loads: its last report of this life; None before the first.
     num_assigned_blocks: promised to journeys since that report.
@@ -92,10 +60,12 @@ class WorkerLink:
         router_id: str,
         secret: str,
         renew_interval_s: float,
+        silence_s: float,
         check: Callable[[WorkerLink, pb.WorkerInfo], None],
         on_change: Callable[[], None],
     ) -> None:
-        """`check` raises FailedPrecondition for a worker that does not fit the others."""
+        """`silence_s`: after which the worker is lost. `check` raises FailedPrecondition for one that does not fit the
+        others."""
         self.endpoint = endpoint
         self.role = Role(endpoint.role)
         self.state = LinkState.STARTING
@@ -111,14 +81,21 @@ class WorkerLink:
         self.settled = asyncio.Event()  # ready, lost or refused for the first time
         self.router_id = router_id
         self._renew_interval_s = renew_interval_s
+        self._silence_s = silence_s
+        self._heard = False
         self._check = check
         self._on_change = on_change
         self._gone_before: set[str] = set()
-        self._channel = connect(endpoint.address, secret)
-        self._worker = worker_stub(self._channel)
-        self._prefill = prefill_stub(self._channel)
-        self._decode = decode_stub(self._channel)
-        self._releases = ReleaseQueue(self.worker_id, self._worker)
+        self.calls = WorkerCalls(
+            self.worker_id,
+            endpoint.address,
+            router_id=router_id,
+            secret=secret,
+            silence_s=silence_s,
+            check_epoch=self._check_epoch,
+            on_heard=self._note_heard,
+        )
+        self._releases = ReleaseQueue(self.worker_id, self.calls.worker)
         self._task = asyncio.create_task(self._run(), name=f"link to {self.worker_id}")
 
     @property
@@ -151,32 +128,9 @@ class WorkerLink:
         await asyncio.gather(self._task, return_exceptions=True)
         self._lose(Unavailable(f"worker {self.worker_id} was removed"), level=logging.DEBUG)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._empty.wait(), CALL_TIMEOUT_S)
+            await asyncio.wait_for(self._empty.wait(), CLOSE_TIMEOUT_S)
         await self._releases.close()
-        await self._channel.close()
-
-    # Calls of journeys
-
-    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
-        with self._typed("Reserve"):
-            reply = await self._decode.Reserve(request, timeout=CALL_TIMEOUT_S)
-        self._check_epoch(reply.epoch)
-        return reply
-
-    async def pull(self, request: pb.PullRequest) -> None:
-        with self._typed("Pull"):
-            reply = await self._decode.Pull(request, timeout=CALL_TIMEOUT_S)
-        self._check_epoch(reply.epoch)
-
-    async def prefill(self, request: pb.PrefillRequest) -> AsyncIterator[pb.PrefillReply]:
-        """The replies, until the first token; the request's own deadline bounds it."""
-        call = self._prefill.Prefill(request)
-        try:
-            with self._typed("Prefill"):
-                async for reply in call:
-                    yield reply
-        finally:
-            call.cancel()
+        await self.calls.close()
 
     def release(self, journey_id: str, up_to_attempt: int, reason: str) -> None:
         """Ends everything of the journey there; in the background, bounded, several at once."""
@@ -185,19 +139,6 @@ class WorkerLink:
     async def flushed(self) -> None:
         """Until everything that was released so far has been sent, or given up."""
         await self._releases.flushed()
-
-    @contextlib.contextmanager
-    def _typed(self, call: str) -> Any:
-        """A failed call as a typed error that says which worker it was; one not answered in time is Unavailable."""
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            typed = typed_error(error)
-            if isinstance(typed, DeadlineExceeded):
-                raise Unavailable(f"worker {self.worker_id} did not answer {call} in time") from None
-            if error.code() is grpc.StatusCode.CANCELLED:
-                raise Unavailable(f"worker {self.worker_id} cancelled {call}") from None
-            raise typed from None
 
     # The link's own life
 
@@ -215,11 +156,10 @@ class WorkerLink:
 
     async def _live(self) -> None:
         """Connects and follows the worker's streams; raises when that is over."""
-        with self._typed("Info"):
-            info = await self._worker.Info(pb.InfoRequest(), timeout=CALL_TIMEOUT_S)
+        info = await self.calls.info()
         self._check(self, info)
         self.info = info
-        loops = [self._follow_loads(), self._renew()]
+        loops = [self._follow_loads(), self._renew(), self._watch_silence()]
         if self.role is Role.DECODE:
             loops.append(self._follow_tokens())
         await self._first_end(loops)
@@ -237,23 +177,34 @@ class WorkerLink:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow_loads(self) -> None:
-        with self._typed("Loads"):
-            async for loads in self._worker.Loads(pb.LoadsRequest(interval_ms=LOADS_INTERVAL_MS)):
-                self._check_epoch(loads.epoch)
-                self.loads = loads
-                self.num_assigned_blocks = 0
-                self.has_room = True
-                self._move(LinkState.DRAINING if loads.state == "draining" else LinkState.READY)
-                self._on_change()
+        async for loads in self.calls.loads():
+            self.loads = loads
+            self.num_assigned_blocks = 0
+            self.has_room = True
+            self._move(LinkState.DRAINING if loads.state == "draining" else LinkState.READY)
+            self._on_change()
 
     async def _follow_tokens(self) -> None:
-        with self._typed("Tokens"):
-            async for batch in self._worker.Tokens(pb.TokensRequest(router_id=self.router_id)):
-                self._check_epoch(batch.epoch)
-                for event in batch.events:
-                    passenger = self.passengers.get(event.journey.journey_id)
-                    if passenger is not None:
-                        passenger.on_event(self, event)
+        async for batch in self.calls.tokens():
+            for event in batch.events:
+                passenger = self.passengers.get(event.journey.journey_id)
+                if passenger is not None:
+                    passenger.on_event(self, event)
+
+    def _note_heard(self) -> None:
+        self._heard = True
+
+    async def _watch_silence(self) -> None:
+        """Raises Unavailable once the worker has been silent for long.
+
+        Time is counted in ticks of this loop: when this process itself was stopped, that was one tick.
+        """
+        num_silent = 0
+        while num_silent < NUM_TICKS:
+            self._heard = False
+            await asyncio.sleep(self._silence_s / NUM_TICKS)
+            num_silent = 0 if self._heard else num_silent + 1
+        raise Unavailable(f"worker {self.worker_id} has said nothing for {self._silence_s:g} s")
 
     async def _renew(self) -> None:
         """Keeps what journeys hold there, and finds those that the worker has lost.
@@ -263,18 +214,18 @@ class WorkerLink:
         while True:
             await asyncio.sleep(self._renew_interval_s)
             refs = [ref for p in list(self.passengers.values()) if (ref := p.renewable(self)) is not None]
-            gone: set[str] = set()
-            for start in range(0, len(refs), MAX_JOURNEYS_A_RENEWAL):
-                request = pb.RenewRequest(
-                    router_id=self.router_id, journeys=refs[start : start + MAX_JOURNEYS_A_RENEWAL]
-                )
-                with self._typed("Renew"):
-                    reply = await self._worker.Renew(request, timeout=CALL_TIMEOUT_S)
-                self._check_epoch(reply.epoch)
-                for state in reply.states:
-                    if state.state == "gone":
-                        self._note_gone(state.journey, gone)
-            self._gone_before = gone
+            with contextlib.suppress(LateAnswer):
+                self._gone_before = await self._renew_all(refs)
+
+    async def _renew_all(self, refs: list[pb.JourneyRef]) -> set[str]:
+        """Those that the worker says are gone, for the first time."""
+        gone: set[str] = set()
+        for start in range(0, len(refs), MAX_JOURNEYS_A_RENEWAL):
+            reply = await self.calls.renew(refs[start : start + MAX_JOURNEYS_A_RENEWAL])
+            for state in reply.states:
+                if state.state == "gone":
+                    self._note_gone(state.journey, gone)
+        return gone
 
     def _note_gone(self, ref: pb.JourneyRef, gone: set[str]) -> None:
         key = f"{ref.journey_id}/{ref.attempt}"

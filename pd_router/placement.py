@@ -17,6 +17,7 @@ class WorkerView:
 
     Attributes:
         ready: takes new work.
+        expected: is there, or may come back; False once it is known that it will not.
         has_room: False after it refused for lack of room, until it next reports.
         num_queued_tokens: prompt tokens that wait or run there.
         num_sequences: that it decodes or will.
@@ -25,6 +26,7 @@ class WorkerView:
 
     worker_id: str
     ready: bool
+    expected: bool = True
     has_room: bool = True
     num_queued_tokens: int = 0
     num_sequences: int = 0
@@ -63,6 +65,7 @@ class Exclusion(Enum):
     """Why a candidate was not considered."""
 
     PINNED_ELSEWHERE = "the request names another worker"
+    ENDED = "its process has ended"
     NOT_READY = "not ready"
     TOO_SMALL = "can never hold it"
     NO_ROOM = "no room now"
@@ -83,6 +86,7 @@ class Candidate:
 
 
 class RefusalKind(Enum):
+    NONE_LEFT = "no worker is left"
     NO_WORKER = "no worker is ready"
     NO_ROOM = "no worker has room now"
     NEVER = "no worker can ever hold it"
@@ -175,6 +179,8 @@ def _judge(
 def _exclusion(worker: WorkerView, pinned: str, num_blocks: int) -> Exclusion | None:
     if pinned and worker.worker_id != pinned:
         return Exclusion.PINNED_ELSEWHERE
+    if not worker.expected:
+        return Exclusion.ENDED
     if not worker.ready:
         return Exclusion.NOT_READY
     if num_blocks > worker.num_blocks_total:
@@ -191,6 +197,8 @@ def _best(candidates: tuple[Candidate, ...]) -> Candidate | None:
 
 def _refusal_kind(candidates: tuple[Candidate, ...]) -> RefusalKind:
     reasons = {c.exclusion for c in candidates}
+    if reasons <= {Exclusion.ENDED, Exclusion.PINNED_ELSEWHERE} and reasons != {Exclusion.PINNED_ELSEWHERE}:
+        return RefusalKind.NONE_LEFT
     if Exclusion.NO_ROOM in reasons:
         return RefusalKind.NO_ROOM
     if Exclusion.NOT_READY not in reasons and Exclusion.TOO_SMALL in reasons:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import FailedPrecondition, InvalidArgument
-from pd_router.link import LinkState, Role, WorkerEndpoint, WorkerLink
+from pd_router.link import WorkerLink
+from pd_router.link_state import LinkState, Role, WorkerEndpoint
 from pd_router.placement import Snapshot, WorkerView
 
 IDENTITY_FIELDS = ("fingerprint", "layout_version", "block_size", "bytes_per_token", "dtype")
@@ -48,10 +49,11 @@ class Registry:
     router_id: names this life of this router to workers.
     """
 
-    def __init__(self, *, secret: str, lease_ms: int) -> None:
+    def __init__(self, *, secret: str, lease_ms: int, silence_ms: int) -> None:
         self.router_id = secrets.token_hex(16)
         self._secret = secret
         self._renew_interval_s = lease_ms / 3 / 1000
+        self._silence_s = silence_ms / 1000
         self._links: dict[str, WorkerLink] = {}
         self._change = asyncio.Event()
 
@@ -71,15 +73,23 @@ class Registry:
         for endpoint in endpoints:
             if endpoint.role not in {role.value for role in Role}:
                 raise InvalidArgument(f"worker {endpoint.worker_id}: role must be prefill or decode")
-        dropped = [link for link in self._links.values() if wanted.get(link.worker_id) != link.endpoint]
+        dropped = [
+            link
+            for link in self._links.values()
+            if link.worker_id not in wanted or not wanted[link.worker_id].is_same_place(link.endpoint)
+        ]
         for link in dropped:
             del self._links[link.worker_id]
+        for link in self._links.values():
+            link.endpoint = wanted[link.worker_id]
         for endpoint in endpoints:
             if endpoint.worker_id not in self._links:
                 self._links[endpoint.worker_id] = self._connect(endpoint)
         self._changed()
         await asyncio.gather(*(link.close() for link in dropped))
-        waits = [asyncio.create_task(link.settled.wait()) for link in self._links.values()]
+        waits = [
+            asyncio.create_task(link.settled.wait()) for link in self._links.values() if link.endpoint.is_expected
+        ]
         if waits:
             _, late = await asyncio.wait(waits, timeout=CONNECT_TIMEOUT_S)
             for wait in late:
@@ -154,6 +164,7 @@ class Registry:
             router_id=self.router_id,
             secret=self._secret,
             renew_interval_s=self._renew_interval_s,
+            silence_s=self._silence_s,
             check=self._check,
             on_change=self._changed,
         )
@@ -174,7 +185,8 @@ def _prefill_view(link: WorkerLink) -> WorkerView:
     num_blocks = link.info.num_blocks_total if link.info is not None else 0
     return WorkerView(
         worker_id=link.worker_id,
-        ready=link.state is LinkState.READY,
+        ready=link.state is LinkState.READY and link.endpoint.is_expected,
+        expected=link.endpoint.is_expected,
         has_room=link.has_room,
         num_queued_tokens=link.num_queued_tokens,
         num_blocks_free=num_blocks,
@@ -186,7 +198,8 @@ def _decode_view(link: WorkerLink) -> WorkerView:
     loads = link.loads if link.loads is not None else pb.LoadsReply()
     return WorkerView(
         worker_id=link.worker_id,
-        ready=link.state is LinkState.READY,
+        ready=link.state is LinkState.READY and link.endpoint.is_expected,
+        expected=link.endpoint.is_expected,
         has_room=link.has_room,
         num_sequences=max(len(link.passengers), loads.num_running + loads.num_waiting + loads.num_leases),
         num_blocks_free=max(0, loads.num_blocks_free - link.num_assigned_blocks),

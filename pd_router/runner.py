@@ -10,15 +10,14 @@ from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
 from pd_router.attempt import Attempt, AttemptFailure
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
-from pd_router.link import Role, WorkerLink
+from pd_router.link import WorkerLink
+from pd_router.link_state import Role
 from pd_router.placement import Placement, PlacementRequest
 from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.stream import Chunk
 
 log = logging.getLogger(__name__)
-
-RECOVERY_WAIT_S = 30.0  # that a journey with a failed attempt waits for a worker to come back, within its time
 
 
 class JourneyRunner:
@@ -27,6 +26,7 @@ class JourneyRunner:
     emit: called with every chunk, in order, from the event loop.
     timeout_s: of the whole journey.
     handoff_wait_s: how long a decode worker may still finish a handoff whose prefill call has broken.
+    recovery_wait_s: how long a journey with a failed attempt waits for a worker that is expected back.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class JourneyRunner:
         emit: Callable[[Chunk], None],
         timeout_s: float,
         handoff_wait_s: float,
+        recovery_wait_s: float,
     ) -> None:
         self.journey = journey
         self._request = request
@@ -49,6 +50,7 @@ class JourneyRunner:
         self._emit = emit
         self._timeout_s = timeout_s
         self._handoff_wait_s = handoff_wait_s
+        self._recovery_wait_s = recovery_wait_s
         self._end_s = 0.0
         self._failed_workers: set[str] = set()
         self._preferred_decode = ""
@@ -79,7 +81,7 @@ class JourneyRunner:
         wanted = self._placement_request()
         try:
             placement = await self._gate.place(
-                wanted, recovery_wait_s=RECOVERY_WAIT_S if self.journey.num_failures else 0.0
+                wanted, recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0
             )
         except PdRelayError as error:
             self.journey.give_up(error)

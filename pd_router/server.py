@@ -15,7 +15,7 @@ from pd_engine.settings import Settings
 from pd_router.dispatch import Dispatcher, DispatchSettings
 from pd_router.grpc_door import SERVICE_NAME, PdRelayService
 from pd_router.http_server import HttpServer
-from pd_router.link import WorkerEndpoint
+from pd_router.link_state import WorkerEndpoint
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
 from pd_router.openai import HttpDoor
@@ -64,7 +64,11 @@ class Router:
         """
         assert not self._started, "a router starts once"
         self._started = True
-        self._registry = Registry(secret=self._secret, lease_ms=self._settings.transfer.lease_ms)
+        self._registry = Registry(
+            secret=self._secret,
+            lease_ms=self._settings.transfer.lease_ms,
+            silence_ms=self._settings.router.worker_silence_ms,
+        )
         self._metrics = Metrics(self._registry, lambda: self._dispatcher.num_running)
         self._dispatcher = Dispatcher(
             self._dispatch_settings(),
@@ -150,5 +154,6 @@ class Router:
             max_attempts=settings.router.max_attempts,
             timeout_s=settings.router.request_timeout_ms / 1000,
             handoff_wait_s=settings.transfer.lease_ms / 1000 + HANDOFF_MARGIN_S,
+            recovery_wait_s=settings.router.recovery_wait_ms / 1000,
             speculate=settings.decode.speculate,
         )

@@ -18,7 +18,7 @@ import grpc
 from pd_engine import errors
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import ErrorCode, InvalidArgument, PdRelayError, ResourceExhausted
-from pd_engine.service.options import CHANNEL_OPTIONS
+from pd_engine.service.options import CHANNEL_OPTIONS, KEEPALIVE_TIMEOUT_MS
 from pd_engine.service.secret import secret_metadata
 from pd_engine.service.server import CODE_METADATA_KEY, RETRY_AFTER_METADATA_KEY
 
@@ -33,9 +33,16 @@ if TYPE_CHECKING:
 _TOO_LONG = ("CLIENT: Sent message larger than max", "SERVER: Received message larger than max")  # as gRPC puts it
 
 
-def connect(address: str, secret: str | None) -> grpc.aio.Channel:
-    """A channel to "host:port"; it connects with the first call and reconnects by itself. Close it when done."""
-    channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def connect(
+    address: str, secret: str | None, *, keepalive_timeout_ms: int = KEEPALIVE_TIMEOUT_MS
+) -> grpc.aio.Channel:
+    """A channel to "host:port"; it connects with the first call and reconnects by itself. Close it when done.
+
+    Args:
+        keepalive_timeout_ms: how long the other side may take to answer a ping before the connection counts as cut.
+    """
+    options = [*CHANNEL_OPTIONS, ("grpc.keepalive_timeout_ms", keepalive_timeout_ms)]
+    channel = grpc.aio.insecure_channel(address, options=options)
     return channel if secret is None else SecretChannel(channel, secret)
 
 

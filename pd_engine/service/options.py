@@ -1,13 +1,15 @@
 """Channel and server options, the same on both ends.
 
 Without keepalive a call over a cut link hangs for more than a minute; with 1 s / 1 s it fails after about 2 s. A
-server that does not permit such pings answers them with "too many pings", hence its last two options.
+server gives a busy peer longer. One that does not permit such pings answers them with "too many pings", hence its last
+two options.
 """
 
 from __future__ import annotations
 
 KEEPALIVE_TIME_MS = 1_000
 KEEPALIVE_TIMEOUT_MS = 1_000
+SERVER_KEEPALIVE_TIMEOUT_MS = 6_000
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 MAX_RECONNECT_BACKOFF_MS = 1_000
@@ -16,7 +18,6 @@ Options = list[tuple[str, str | int]]
 
 _BOTH: Options = [
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -26,6 +27,7 @@ _BOTH: Options = [
 
 SERVER_OPTIONS: Options = [
     *_BOTH,
+    ("grpc.keepalive_timeout_ms", SERVER_KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 300),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two workers on one port is an error, not a lottery

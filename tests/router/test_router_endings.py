@@ -88,7 +88,7 @@ async def test_the_request_deadline_ends_it() -> None:
 
 async def test_without_workers_it_is_unavailable_at_once() -> None:
     async with router_lab(num_prefill=1, num_decode=0) as lab:
-        with pytest.raises(Unavailable, match="decode: no worker is ready") as caught:
+        with pytest.raises(Unavailable, match="decode: no worker is left") as caught:
             await lab.generate()
         assert caught.value.retry_after_ms == 1_000
         assert lab.prefill[0].calls == []

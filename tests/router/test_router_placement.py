@@ -83,7 +83,7 @@ def test_why_a_decode_worker_is_out(fields: dict[str, object], kind: RefusalKind
 
 
 def test_an_empty_pool_and_one_that_is_too_small_for_now() -> None:
-    assert refused(place(REQUEST, snapshot([], [worker("d")]))) == ("prefill", RefusalKind.NO_WORKER)
+    assert refused(place(REQUEST, snapshot([], [worker("d")]))) == ("prefill", RefusalKind.NONE_LEFT)
     small = worker("d0", num_blocks_total=9, num_blocks_free=9)
     pools = snapshot([worker("p")], [small, worker("d1", ready=False)])
     assert refused(place(REQUEST, pools)) == ("decode", RefusalKind.NO_WORKER)  # a larger one may come back
@@ -111,7 +111,7 @@ def test_a_decision_explains_itself() -> None:
     assert decision.explain() == "prefill p: p: cost 3\ndecode d0: d0: cost 2; d1: not ready"
     refusal = place(REQUEST, snapshot([], []))
     assert isinstance(refusal, Refusal)
-    assert refusal.explain() == "decode: no worker is ready (none exists)"
+    assert refusal.explain() == "decode: no worker is left (none exists)"
 
 
 VIEWS = st.lists(
@@ -165,3 +165,12 @@ def test_admission_refuses_the_one_too_many_with_a_hint() -> None:
     for _ in range(100):
         admission.note_end(10**9)
     assert admission.retry_after_ms() == MAX_RETRY_MS
+
+
+def test_workers_that_have_ended_are_not_waited_for() -> None:
+    ended = WorkerView(worker_id="e", ready=False, expected=False)
+    away = WorkerView(worker_id="a", ready=False)
+    here = [worker("d")]
+    assert refused(place(REQUEST, snapshot([ended], here))) == ("prefill", RefusalKind.NONE_LEFT)
+    assert refused(place(REQUEST, snapshot([ended, away], here))) == ("prefill", RefusalKind.NO_WORKER)
+    assert refused(place(REQUEST, snapshot([worker("p")], [ended]))) == ("decode", RefusalKind.NONE_LEFT)

@@ -59,6 +59,8 @@ class Faults:
         die_at: the decode stub ends like a killed process in place of the token at that index, once.
         stall_at: it sends nothing more from that index on, once.
         wrong_token_at: it sends another token there, once.
+        renew_gate: if set, renewals are not answered before it is.
+        mute: it says nothing any more, as a stopped process does; its connections stay.
     """
 
     reserve: list[PdRelayError] = field(default_factory=list)
@@ -70,6 +72,8 @@ class Faults:
     die_at: int | None = None
     stall_at: int | None = None
     wrong_token_at: int | None = None
+    renew_gate: asyncio.Event | None = None
+    mute: bool = False
 
 
 @dataclass
@@ -115,6 +119,7 @@ class StubWorker(
         self.burst = burst
         self.state = "ready"
         self.calls: list[tuple[str, str, int]] = []
+        self.num_renewals = 0
         self.leases: dict[str, Lease] = {}
         self.pins: dict[str, tuple[int, asyncio.Event]] = {}
         self.released: dict[str, int] = {}
@@ -169,9 +174,14 @@ class StubWorker(
             raise Gone()
         return ref.journey_id, ref.attempt
 
+    async def _unless_mute(self) -> None:
+        if self.faults.mute:
+            await asyncio.Event().wait()
+
     # Worker
 
     async def Info(self, request: pb.InfoRequest, context: Any) -> pb.WorkerInfo:
+        await self._unless_mute()
         info: dict[str, Any] = {
             "fingerprint": "ab" * 16,
             "layout_version": 1,
@@ -193,6 +203,7 @@ class StubWorker(
 
     async def Loads(self, request: pb.LoadsRequest, context: Any) -> AsyncIterator[pb.LoadsReply]:
         while True:
+            await self._unless_mute()
             yield pb.LoadsReply(
                 epoch=self.epoch,
                 state=self.state,
@@ -212,6 +223,10 @@ class StubWorker(
             yield pb.TokensBatch(epoch=self.epoch, events=events)
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
+        self.num_renewals += 1
+        await self._unless_mute()
+        if self.faults.renew_gate is not None:
+            await self.faults.renew_gate.wait()
         known = self.leases if self.role == "decode" else self.pins
         states = [
             pb.JourneyState(journey=ref, state="running" if ref.journey_id in known else "gone")

@@ -1,0 +1,127 @@
+"""When a worker counts as lost, and when nobody waits for another one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from pd_engine.errors import PdRelayError, Unavailable
+from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
+from support.stub_worker import toy_generate
+
+ANSWER = toy_generate(PROMPT, 20)
+FOR_EVER_MS = 10_000_000
+
+
+def attempts(lab: RouterLab, name: str) -> list[int]:
+    return sorted(attempt for stub in lab.stubs for call, _, attempt in stub.calls if call == name)
+
+
+async def test_late_renewals_lose_nobody() -> None:
+    """The worker reports as ever; what journeys have there goes on."""
+    config = settings(router={"worker_silence_ms": 500})
+    async with router_lab(config) as lab:
+        [decode] = lab.decode
+        decode.faults.renew_gate = asyncio.Event()
+        lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
+        running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
+        await eventually(lambda: decode.num_renewals >= 3)  # two of them were given up
+        gate.set()
+        assert list((await running).output_ids) == ANSWER
+        assert attempts(lab, "Reserve") == [1]
+        assert all(link.state.value == "ready" for link in lab.router._registry.links())
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_silent_worker_is_lost(role: str) -> None:
+    """Its connection stays, as a stopped process's does; another one of its pool takes over."""
+    config = settings(router={"worker_silence_ms": 500})
+    async with router_lab(config, num_prefill=2, num_decode=2) as lab:
+        pool = lab.prefill if role == "prefill" else lab.decode
+        for stub in pool:
+            stub.faults.stall_at = 7
+            stub.faults.prefill_gate = asyncio.Event()
+        running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
+        arrived = "Prefill" if role == "prefill" else "stall"
+        await eventually(lambda: any(stub.arrived[arrived].is_set() for stub in pool))
+        [silent] = [stub for stub in pool if stub.arrived[arrived].is_set()]
+        [other] = [stub for stub in pool if stub is not silent]
+        other.faults.stall_at = other.faults.prefill_gate = None
+        silent.faults.mute = True
+        assert list((await running).output_ids) == ANSWER
+        link = lab.router._registry.link(silent.worker_id)
+        assert link is not None
+        assert link.state.value == "lost"
+        silent.faults.mute = False
+        await eventually(lambda: link.state.value == "ready")
+
+
+async def test_a_router_that_was_stopped_itself_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it slept: it has not listened."""
+    async with router_lab(settings(router={"worker_silence_ms": 500})) as lab:
+        lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
+        running = asyncio.create_task(lab.generate(max_tokens=20))
+        await lab.prefill[0].arrived["Prefill"].wait()
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + 0.6)
+        await asyncio.sleep(0)
+        gate.set()
+        assert list((await running).output_ids) == ANSWER
+        assert attempts(lab, "Reserve") == [1]
+
+
+async def tell_of_the_end(lab: RouterLab, *ended: str) -> None:
+    await lab.router.set_workers(
+        [replace(endpoint, is_expected=endpoint.worker_id not in ended) for endpoint in lab.endpoints()]
+    )
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_nobody_waits_for_a_worker_that_will_not_come_back(role: str) -> None:
+    async with router_lab(settings(router={"recovery_wait_ms": FOR_EVER_MS})) as lab:
+        stub = lab.prefill[0] if role == "prefill" else lab.decode[0]
+        stub.faults.stall_at = 5
+        stub.faults.prefill_gate = asyncio.Event()
+        running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
+        await stub.arrived["Prefill" if role == "prefill" else "stall"].wait()
+        await stub.kill()
+        await tell_of_the_end(lab, stub.worker_id)
+        with pytest.raises(Unavailable, match=rf"no worker is left.*{stub.worker_id}: its process has ended"):
+            await running
+
+
+async def test_a_worker_that_may_come_back_is_waited_for_until_it_is_known_to_have_ended() -> None:
+    async with router_lab(settings(router={"recovery_wait_ms": FOR_EVER_MS})) as lab:
+        [decode] = lab.decode
+        decode.faults.die_at = 5
+        running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
+        await eventually(lambda: decode._server is None)
+        await tell_of_the_end(lab)
+        await asyncio.sleep(0)
+        assert not running.done()
+        await tell_of_the_end(lab, "decode-0")
+        with pytest.raises(Unavailable, match="no worker is left"):
+            await running
+        await decode.start()
+        await tell_of_the_end(lab)
+        await eventually(lambda: lab.router._registry.serving)
+        assert list((await lab.generate(max_tokens=20)).output_ids) == ANSWER
+
+
+async def test_no_prefill_left() -> None:
+    """no-prefill-left, refusing: at once, and nothing is dispatched to decode; service resumes by itself."""
+    async with router_lab(settings(router={"recovery_wait_ms": FOR_EVER_MS})) as lab:
+        await lab.prefill[0].kill()
+        await tell_of_the_end(lab, "prefill-0")
+        with pytest.raises(PdRelayError) as caught:
+            await lab.generate()
+        assert isinstance(caught.value, Unavailable)
+        assert caught.value.retry_after_ms
+        assert attempts(lab, "Reserve") == []
+        await lab.prefill[0].start()
+        await lab.tell_workers()
+        await eventually(lambda: lab.router._registry.serving)
+        assert list((await lab.generate(max_tokens=20)).output_ids) == ANSWER
