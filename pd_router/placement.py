@@ -1,64 +1,20 @@
 """Which workers run an attempt: a pure function of the request and a snapshot of both pools.
 
-The least loaded worker that has room: prefill by prompt tokens that wait there, decode by its sequences. Every
-decision can be shown with all candidates and their costs.
+The cheapest of each pool that has room, in milliseconds (`pd_router.costs`); of equals the one with more free blocks,
+then the first by name. The two are chosen apart: what moves between them is charged to the decode worker. A decode
+worker that offers to compute prompts itself competes with the pair; none does today, so every prefill is remote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pd_router import costs
+from pd_router.pools import PlacementRequest, Snapshot, WorkerView
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerView:
-    """One worker at one moment.
-
-    Attributes:
-        ready: takes new work.
-        expected: is there, or may come back; False once it is known that it will not.
-        has_room: False after it refused for lack of room, until it next reports.
-        num_queued_tokens: prompt tokens that wait or run there.
-        num_sequences: that it decodes or will.
-        num_blocks_free: for a prefill worker all it has, as prompts wait there for theirs.
-    """
-
-    worker_id: str
-    ready: bool
-    expected: bool = True
-    has_room: bool = True
-    num_queued_tokens: int = 0
-    num_sequences: int = 0
-    num_blocks_free: int = 0
-    num_blocks_total: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
-    prefill: tuple[WorkerView, ...]
-    decode: tuple[WorkerView, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacementRequest:
-    """What is to be placed.
-
-    Attributes:
-        num_tokens: to prefill: prompt and emitted.
-        num_prefill_blocks, num_decode_blocks: that it needs there at most; none at decode if it is never handed over.
-        pinned_prefill, pinned_decode: the only worker allowed; empty: any.
-        avoided: workers that failed this journey; taken only if nobody else is there.
-        preferred_decode: holds verified blocks of this journey; empty: none.
-    """
-
-    num_tokens: int
-    num_prefill_blocks: int
-    num_decode_blocks: int
-    pinned_prefill: str = ""
-    pinned_decode: str = ""
-    avoided: frozenset[str] = frozenset()
-    preferred_decode: str = ""
+__all__ = ["Placement", "PlacementRequest", "Refusal", "RefusalKind", "Snapshot", "WorkerView", "place"]
 
 
 class Exclusion(Enum):
@@ -70,19 +26,7 @@ class Exclusion(Enum):
     TOO_SMALL = "can never hold it"
     NO_ROOM = "no room now"
     AVOIDED = "failed this journey before"
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One worker as it was judged: its cost (tokens or sequences before this one), or why it is out."""
-
-    worker: WorkerView
-    cost: float
-    exclusion: Exclusion | None = None
-
-    def explain(self) -> str:
-        verdict = self.exclusion.value if self.exclusion else f"cost {self.cost:g}"
-        return f"{self.worker.worker_id}: {verdict}"
+    NOT_PREFERRED = "another one holds verified blocks of this journey"
 
 
 class RefusalKind(Enum):
@@ -93,90 +37,103 @@ class RefusalKind(Enum):
     UNKNOWN = "there is no such worker"
 
 
-@dataclass(frozen=True, slots=True)
+class PrefillKind(Enum):
+    """Where the prompt is computed."""
+
+    REMOTE = "remote"  # at a prefill worker
+    LOCAL = "local"  # at the decode worker, without a handoff
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
+    """`role` is the pool that cannot take it; `request` and `snapshot` are what it was decided from."""
+
     role: str
     kind: RefusalKind
-    candidates: tuple[Candidate, ...]
+    request: PlacementRequest
+    snapshot: Snapshot
 
     def explain(self) -> str:
-        return f"{self.role}: {self.kind.value} ({'; '.join(c.explain() for c in self.candidates) or 'none exists'})"
+        from pd_router.explanation import explain
+
+        return explain(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """`decode_worker` is None if prefill samples the only token that is left."""
+    """Attributes:
+    prefill_worker: computes the prompt; the decode worker itself if `kind` is LOCAL.
+    decode_worker: None if prefill samples the only token that is left.
+    ttft_ms: until the first token is there, as estimated.
+    cost_ms: of all that `pd_router.costs` counts.
+    request, snapshot: what it was decided from; `pd_router.explanation` shows how.
+    """
 
+    kind: PrefillKind
     prefill_worker: str
     decode_worker: str | None
-    prefill_candidates: tuple[Candidate, ...]
-    decode_candidates: tuple[Candidate, ...]
+    ttft_ms: float
+    cost_ms: float
+    request: PlacementRequest
+    snapshot: Snapshot
 
     def explain(self) -> str:
-        """One line a pool: who was chosen, and what everybody would have cost."""
-        return "\n".join(
-            f"{role} {chosen or 'none'}: {'; '.join(c.explain() for c in candidates)}"
-            for role, chosen, candidates in (
-                ("prefill", self.prefill_worker, self.prefill_candidates),
-                ("decode", self.decode_worker, self.decode_candidates),
-            )
-        )
+        from pd_router.explanation import explain
+
+        return explain(self)
 
 
 def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
-    """The pair for one attempt, or why there is none."""
-    decode: tuple[Candidate, ...] = ()
-    decode_choice: str | None = None
+    """Where one attempt is to run, or why it cannot."""
+    decode: str | None = None
+    decode_ms = 0.0
     if request.num_decode_blocks:
-        decode = _judge(
-            snapshot.decode,
-            request.pinned_decode,
-            request.avoided,
-            request.num_decode_blocks,
-            lambda worker: worker.num_sequences - (worker.worker_id == request.preferred_decode) * 1e9,
-        )
-        best = _best(decode)
-        if best is None:
-            return Refusal("decode", _refusal_kind(decode), decode)
-        decode_choice = best.worker.worker_id
-    prefill = _judge(
-        snapshot.prefill,
-        request.pinned_prefill,
-        request.avoided,
-        request.num_prefill_blocks,
-        lambda worker: worker.num_queued_tokens,
-    )
-    best = _best(prefill)
-    if best is None:
-        return Refusal("prefill", _refusal_kind(prefill), prefill)
+        usable = usable_decode(request, snapshot.decode)
+        if not usable:
+            return _refusal("decode", request, snapshot)
+        chosen, decode_ms = _cheapest(usable, costs.decode_ms(usable, request, snapshot.held))
+        decode = chosen.worker_id
+    local = _local_placement(request, snapshot)
+    usable = usable_prefill(request, snapshot.prefill)
+    if not usable:
+        return local if local is not None else _refusal("prefill", request, snapshot)
+    chosen, prefill_ms = _cheapest(usable, costs.prefill_ms(usable, request, snapshot.held))
+    if local is not None and local.cost_ms < prefill_ms + decode_ms:
+        return local
     return Placement(
-        prefill_worker=best.worker.worker_id,
-        decode_worker=decode_choice,
-        prefill_candidates=prefill,
-        decode_candidates=decode,
+        kind=PrefillKind.REMOTE,
+        prefill_worker=chosen.worker_id,
+        decode_worker=decode,
+        ttft_ms=prefill_ms,
+        cost_ms=prefill_ms + decode_ms,
+        request=request,
+        snapshot=snapshot,
     )
 
 
-def _judge(
-    workers: tuple[WorkerView, ...],
-    pinned: str,
-    avoided: frozenset[str],
-    num_blocks: int,
-    cost: Callable[[WorkerView], float],
-) -> tuple[Candidate, ...]:
-    judged = [Candidate(worker, cost(worker), _exclusion(worker, pinned, num_blocks)) for worker in workers]
-    usable = [c for c in judged if c.exclusion is None]
-    if any(c.worker.worker_id not in avoided for c in usable):
-        judged = [
-            Candidate(c.worker, c.cost, Exclusion.AVOIDED)
-            if c.exclusion is None and c.worker.worker_id in avoided
-            else c
-            for c in judged
-        ]
-    return tuple(judged)
+def usable_prefill(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
+    """Those that can take it, without those that failed it unless nobody else is there."""
+    return _usable(pool, request.num_prefill_blocks, request.pinned_prefill, request.avoided)
 
 
-def _exclusion(worker: WorkerView, pinned: str, num_blocks: int) -> Exclusion | None:
+def usable_decode(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
+    """As `usable_prefill`; only the one that holds verified blocks of the journey if it is among them."""
+    usable = _usable(pool, request.num_decode_blocks, request.pinned_decode, request.avoided)
+    if request.preferred_decode:
+        return [worker for worker in usable if worker.worker_id == request.preferred_decode] or usable
+    return usable
+
+
+def usable_local(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
+    """Decode workers that can take it and offer to compute the prompt; none if a prefill worker was asked for."""
+    offering = [worker for worker in pool if worker.local_prefill_ms_per_token is not None]
+    if not offering or request.pinned_prefill or not request.num_decode_blocks:
+        return []
+    return usable_decode(request, offering)
+
+
+def exclusion(worker: WorkerView, pinned: str, num_blocks: int) -> Exclusion | None:
+    """Why this worker cannot take so many blocks of a request that may name a worker; None: it can."""
     if pinned and worker.worker_id != pinned:
         return Exclusion.PINNED_ELSEWHERE
     if not worker.expected:
@@ -190,13 +147,55 @@ def _exclusion(worker: WorkerView, pinned: str, num_blocks: int) -> Exclusion | 
     return None
 
 
-def _best(candidates: tuple[Candidate, ...]) -> Candidate | None:
-    usable = [c for c in candidates if c.exclusion is None]
-    return min(usable, key=lambda c: (c.cost, -c.worker.num_blocks_free, c.worker.worker_id), default=None)
+def _usable(
+    pool: Sequence[WorkerView], num_blocks: int, pinned: str, avoided: frozenset[str]
+) -> list[WorkerView]:
+    usable = [
+        worker
+        for worker in pool
+        if worker.ready and worker.has_room and num_blocks <= worker.num_blocks_free and worker.expected
+    ]
+    if pinned:
+        usable = [worker for worker in usable if worker.worker_id == pinned]
+    if avoided:
+        usable = [worker for worker in usable if worker.worker_id not in avoided] or usable
+    return usable
 
 
-def _refusal_kind(candidates: tuple[Candidate, ...]) -> RefusalKind:
-    reasons = {c.exclusion for c in candidates}
+def _cheapest(workers: Sequence[WorkerView], costs_ms: Sequence[float]) -> tuple[WorkerView, float]:
+    least_ms = min(costs_ms)
+    equals = [worker for worker, cost_ms in zip(workers, costs_ms, strict=True) if cost_ms == least_ms]
+    return min(equals, key=lambda worker: (-worker.num_blocks_free, worker.worker_id)), least_ms
+
+
+def _local_placement(request: PlacementRequest, snapshot: Snapshot) -> Placement | None:
+    usable = usable_local(request, snapshot.decode)
+    if not usable:
+        return None
+    terms = [costs.local_terms(worker, request, snapshot.held.get(worker.worker_id, 0)) for worker in usable]
+    chosen, cost_ms = _cheapest(usable, [sum(each.values()) for each in terms])
+    chosen_terms = terms[usable.index(chosen)]
+    return Placement(
+        kind=PrefillKind.LOCAL,
+        prefill_worker=chosen.worker_id,
+        decode_worker=chosen.worker_id,
+        ttft_ms=chosen_terms["queue"] + chosen_terms["compute"],
+        cost_ms=cost_ms,
+        request=request,
+        snapshot=snapshot,
+    )
+
+
+def _refusal(role: str, request: PlacementRequest, snapshot: Snapshot) -> Refusal:
+    if role == "decode":
+        kind = _refusal_kind(snapshot.decode, request.pinned_decode, request.num_decode_blocks)
+    else:
+        kind = _refusal_kind(snapshot.prefill, request.pinned_prefill, request.num_prefill_blocks)
+    return Refusal(role=role, kind=kind, request=request, snapshot=snapshot)
+
+
+def _refusal_kind(pool: Sequence[WorkerView], pinned: str, num_blocks: int) -> RefusalKind:
+    reasons = {exclusion(worker, pinned, num_blocks) for worker in pool}
     if reasons <= {Exclusion.ENDED, Exclusion.PINNED_ELSEWHERE} and reasons != {Exclusion.PINNED_ELSEWHERE}:
         return RefusalKind.NONE_LEFT
     if Exclusion.NO_ROOM in reasons:

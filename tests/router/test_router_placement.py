@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pd_engine.errors import ResourceExhausted
 from pd_router.admission import MAX_RETRY_MS, MIN_RETRY_MS, Admission
 from pd_router.placement import (
-    Exclusion,
     Placement,
-    PlacementRequest,
+    PrefillKind,
     Refusal,
     RefusalKind,
-    Snapshot,
-    WorkerView,
     place,
 )
+from pd_router.pools import PlacementRequest, Snapshot, WorkerView
 
 REQUEST = PlacementRequest(num_tokens=100, num_prefill_blocks=7, num_decode_blocks=10)
 
@@ -31,8 +27,10 @@ def worker(worker_id: str, **fields: object) -> WorkerView:
     )
 
 
-def snapshot(prefill: list[WorkerView], decode: list[WorkerView]) -> Snapshot:
-    return Snapshot(prefill=tuple(prefill), decode=tuple(decode))
+def snapshot(
+    prefill: list[WorkerView], decode: list[WorkerView], held: dict[str, int] | None = None
+) -> Snapshot:
+    return Snapshot(prefill=tuple(prefill), decode=tuple(decode), held=held or {})
 
 
 def placed(decision: Placement | Refusal) -> tuple[str, str | None]:
@@ -45,22 +43,60 @@ def refused(decision: Placement | Refusal) -> tuple[str, RefusalKind]:
     return decision.role, decision.kind
 
 
-def test_the_least_loaded_of_both_pools() -> None:
+def test_the_cheapest_of_both_pools() -> None:
     pools = snapshot(
         [worker("p0", num_queued_tokens=500), worker("p1", num_queued_tokens=20)],
-        [worker("d0", num_sequences=1), worker("d1", num_sequences=3)],
+        [worker("d0", next_itl_ms=11.0), worker("d1", next_itl_ms=19.0)],
     )
     assert placed(place(REQUEST, pools)) == ("p1", "d0")
 
 
+def test_speed_outweighs_a_queue() -> None:
+    pools = snapshot(
+        [worker("p0", num_queued_tokens=900, prefill_ms_per_token=0.1), worker("p1", prefill_ms_per_token=1.1)],
+        [worker("d")],
+    )
+    decision = place(REQUEST, pools)
+    assert placed(decision) == ("p0", "d")
+    assert isinstance(decision, Placement)
+    assert decision.ttft_ms == pytest.approx((900 + 100) * 0.1)
+
+
+def test_a_cached_prefix_is_worth_its_tokens_and_no_more() -> None:
+    decode = [worker("d")]
+    cached = {"p0": 5}  # 80 of 100 tokens
+    near = snapshot([worker("p0", num_queued_tokens=79), worker("p1")], decode, held=cached)
+    far = snapshot([worker("p0", num_queued_tokens=81), worker("p1")], decode, held=cached)
+    assert placed(place(REQUEST, near))[0] == "p0"
+    assert placed(place(REQUEST, far))[0] == "p1"
+
+
+def test_a_decode_worker_that_holds_the_prefix_has_less_to_move_and_to_hold() -> None:
+    decode = [worker("d0", num_blocks_free=60), worker("d1", move_ms_per_token=0.5)]
+    assert placed(place(REQUEST, snapshot([worker("p")], decode)))[1] == "d0"
+    assert placed(place(REQUEST, snapshot([worker("p")], decode, held={"d1": 6})))[1] == "d1"
+
+
+def test_a_fully_cached_prompt_still_computes_a_token() -> None:
+    request = replace(REQUEST, num_tokens=96)
+    decision = place(request, snapshot([worker("p", prefill_ms_per_token=2.0)], [worker("d")], held={"p": 6}))
+    assert isinstance(decision, Placement)
+    assert decision.ttft_ms == 2.0
+
+
+def test_few_free_blocks_are_dear() -> None:
+    full, empty = worker("d0", num_blocks_free=10), worker("d1", num_blocks_free=90, next_itl_ms=21.0)
+    assert placed(place(replace(REQUEST, num_output_tokens=100), snapshot([worker("p")], [full, empty])))[1] == "d1"
+
+
 def test_of_equals_the_one_with_more_room_then_by_name() -> None:
-    decode = [worker("d1"), worker("d0"), worker("d2", num_blocks_free=60)]
-    assert placed(place(REQUEST, snapshot([worker("p")], decode)))[1] == "d2"
-    assert placed(place(REQUEST, snapshot([worker("p")], decode[:2])))[1] == "d0"
+    prefill = [worker("p1"), worker("p0"), worker("p2", num_blocks_free=60)]
+    assert placed(place(REQUEST, snapshot(prefill, [worker("d")])))[0] == "p2"
+    assert placed(place(REQUEST, snapshot(prefill[:2], [worker("d")])))[0] == "p0"
 
 
 def test_pins_are_honoured_and_an_unknown_one_is_refused() -> None:
-    pools = snapshot([worker("p0"), worker("p1", num_queued_tokens=9)], [worker("d0"), worker("d1", num_sequences=9)])
+    pools = snapshot([worker("p0"), worker("p1", num_queued_tokens=9)], [worker("d0"), worker("d1", next_itl_ms=99.0)])
     pinned = replace(REQUEST, pinned_prefill="p1", pinned_decode="d1")
     assert placed(place(pinned, pools)) == ("p1", "d1")
     assert refused(place(replace(REQUEST, pinned_prefill="p9"), pools)) == ("prefill", RefusalKind.UNKNOWN)
@@ -78,7 +114,7 @@ def test_pins_are_honoured_and_an_unknown_one_is_refused() -> None:
 def test_why_a_decode_worker_is_out(fields: dict[str, object], kind: RefusalKind) -> None:
     pools = snapshot([worker("p")], [worker("d", **fields)])
     assert refused(place(REQUEST, pools)) == ("decode", kind)
-    pools = snapshot([worker("p")], [worker("d", **fields), worker("d1", num_sequences=99)])
+    pools = snapshot([worker("p")], [worker("d", **fields), worker("d1", next_itl_ms=99.0)])
     assert placed(place(REQUEST, pools)) == ("p", "d1")
 
 
@@ -100,57 +136,30 @@ def test_a_worker_that_failed_is_the_last_resort() -> None:
 
 
 def test_the_decode_worker_that_holds_verified_blocks_is_preferred() -> None:
-    pools = snapshot([worker("p")], [worker("d0"), worker("d1", num_sequences=50)])
+    pools = snapshot([worker("p")], [worker("d0"), worker("d1", next_itl_ms=500.0)])
     assert placed(place(replace(REQUEST, preferred_decode="d1"), pools)) == ("p", "d1")
 
 
-def test_a_decision_explains_itself() -> None:
-    pools = snapshot([worker("p", num_queued_tokens=3)], [worker("d0", num_sequences=2), worker("d1", ready=False)])
+@pytest.mark.parametrize("local_ms_per_token", [0.1, 1.5, 3.0])
+def test_local_prefill_competes_only_where_it_is_offered(local_ms_per_token: float) -> None:
+    prefill = [worker("p", num_queued_tokens=100, prefill_ms_per_token=1.0)]
+    pools = snapshot(prefill, [worker("d", local_prefill_ms_per_token=local_ms_per_token, move_ms_per_token=0.1)])
     decision = place(REQUEST, pools)
     assert isinstance(decision, Placement)
-    assert decision.explain() == "prefill p: p: cost 3\ndecode d0: d0: cost 2; d1: not ready"
-    refusal = place(REQUEST, snapshot([], []))
-    assert isinstance(refusal, Refusal)
-    assert refusal.explain() == "decode: no worker is left (none exists)"
+    is_cheaper = 100 * local_ms_per_token < (100 + 100) * 1.0 + 100 * 0.1
+    assert decision.kind is (PrefillKind.LOCAL if is_cheaper else PrefillKind.REMOTE)
+    assert placed(decision) == ("d" if is_cheaper else "p", "d")
+    silent = place(REQUEST, snapshot(prefill, [worker("d")]))
+    assert isinstance(silent, Placement)
+    assert silent.kind is PrefillKind.REMOTE
 
 
-VIEWS = st.lists(
-    st.builds(
-        WorkerView,
-        worker_id=st.sampled_from("abcdef"),
-        ready=st.booleans(),
-        has_room=st.booleans(),
-        num_queued_tokens=st.integers(0, 50),
-        num_sequences=st.integers(0, 50),
-        num_blocks_free=st.integers(0, 30),
-        num_blocks_total=st.just(30),
-    ),
-    max_size=6,
-    unique_by=lambda view: view.worker_id,
-)
-
-
-@given(prefill=VIEWS, decode=VIEWS, avoided=st.frozensets(st.sampled_from("abcdef")), pinned=st.sampled_from(["", "a"]))
-def test_a_placement_is_possible_and_nobody_better_was_passed_over(
-    prefill: list[WorkerView], decode: list[WorkerView], avoided: frozenset[str], pinned: str
-) -> None:
-    request = replace(REQUEST, avoided=avoided, pinned_decode=pinned)
-    decision = place(request, snapshot(prefill, decode))
-    fits = [
-        view
-        for view in decode
-        if view.ready and view.has_room and view.num_blocks_free >= 10 and pinned in ("", view.worker_id)
-    ]
-    if isinstance(decision, Refusal):
-        fits_prefill = [v for v in prefill if v.ready and v.has_room and v.num_blocks_free >= 7]
-        assert not fits or not fits_prefill
-        return
-    [chosen] = [view for view in decode if view.worker_id == decision.decode_worker]
-    assert chosen in fits
-    better = [view for view in fits if view.num_sequences < chosen.num_sequences and view.worker_id not in avoided]
-    assert not better
-    excluded = [c.worker.worker_id for c in decision.decode_candidates if c.exclusion is Exclusion.AVOIDED]
-    assert set(excluded) <= avoided
+def test_local_prefill_serves_when_the_prefill_pool_is_gone_and_no_prefill_worker_was_named() -> None:
+    pools = snapshot([], [worker("d", local_prefill_ms_per_token=50.0)])
+    decision = place(REQUEST, pools)
+    assert isinstance(decision, Placement)
+    assert (decision.kind, decision.ttft_ms) == (PrefillKind.LOCAL, 5_000.0)
+    assert refused(place(replace(REQUEST, pinned_prefill="p"), pools))[0] == "prefill"
 
 
 def test_admission_refuses_the_one_too_many_with_a_hint() -> None:

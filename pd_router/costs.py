@@ -1,0 +1,105 @@
+"""What a placement costs, in milliseconds of this request's time or of others'. Decision 0163 has the reasons.
+
+At a prefill worker   queue    what waits there already has to be computed first
+                      compute  the prompt beyond its cached blocks, at least one token
+At a decode worker    move     the cache of the prompt beyond the blocks that it holds
+                      stay     the tokens to generate, at the pace of its batch with this sequence in it
+                      hold     what the blocks it takes cost those who come after: the share of the free ones that it
+                               takes, for as long as it stays
+
+More cached blocks never make any of them dearer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pd_router.pools import PlacementRequest, WorkerView
+
+MAX_EXPECTED_TOKENS = 256  # max_tokens says what is allowed, not what will come: beyond this it says nothing
+FIXED_STEP_SEQUENCES = 16  # the part of a decode step that does not grow with the batch, in sequences' worth
+
+
+def next_itl_ms(itl_ms: float, *, num_measured: int, num_sequences: int) -> float:
+    """Between two tokens once another sequence has joined.
+
+    Args:
+        itl_ms: as measured with a batch of `num_measured`.
+        num_sequences: there now, this one not among them.
+    """
+    return itl_ms * (FIXED_STEP_SEQUENCES + num_sequences + 1) / (FIXED_STEP_SEQUENCES + num_measured)
+
+
+def num_uncached_tokens(request: PlacementRequest, num_held: int) -> int:
+    """To compute: on a full hit the last token is computed again, for its logits."""
+    return request.num_tokens - num_held * request.block_size or 1
+
+
+def num_expected_tokens(request: PlacementRequest) -> int:
+    """To be generated."""
+    return min(request.num_output_tokens, MAX_EXPECTED_TOKENS)
+
+
+def prefill_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: Mapping[str, int]) -> list[float]:
+    """Of each worker: queue and compute, until the first token is there. All at once, as it is done most often."""
+    num_held, num_tokens, block_size = held.get, request.num_tokens, request.block_size
+    return [
+        (worker.num_queued_tokens + (num_tokens - num_held(worker.worker_id, 0) * block_size or 1))
+        * worker.prefill_ms_per_token
+        for worker in workers
+    ]
+
+
+def decode_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: Mapping[str, int]) -> list[float]:
+    """Of each worker, which has a free block: move, stay and hold."""
+    num_tokens, num_blocks = request.num_tokens, request.num_decode_blocks
+    block_size, num_expected = request.block_size, num_expected_tokens(request)
+    num_held = [held.get(worker.worker_id, 0) for worker in workers]
+    return [
+        (num_tokens - blocks * block_size) * worker.move_ms_per_token
+        + num_expected * worker.next_itl_ms * (1 + (num_blocks - blocks) / worker.num_blocks_free)
+        for worker, blocks in zip(workers, num_held, strict=True)
+    ]
+
+
+def prefill_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -> dict[str, float]:
+    """What `prefill_ms` is made of."""
+    compute_ms = num_uncached_tokens(request, num_held) * worker.prefill_ms_per_token
+    return {"queue": worker.num_queued_tokens * worker.prefill_ms_per_token, "compute": compute_ms}
+
+
+def decode_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -> dict[str, float]:
+    """What `decode_ms` is made of."""
+    stay_ms = num_expected_tokens(request) * worker.next_itl_ms
+    return {
+        "move": (request.num_tokens - num_held * request.block_size) * worker.move_ms_per_token,
+        "stay": stay_ms,
+        "hold": stay_ms * (request.num_decode_blocks - num_held) / worker.num_blocks_free,
+    }
+
+
+def local_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -> dict[str, float]:
+    """Of a decode worker that offers to compute the prompt itself: it has nothing to move."""
+    assert worker.local_prefill_ms_per_token is not None, worker.worker_id
+    terms = decode_terms(worker, request, num_held)
+    return {
+        "queue": worker.num_queued_tokens * worker.local_prefill_ms_per_token,
+        "compute": num_uncached_tokens(request, num_held) * worker.local_prefill_ms_per_token,
+        "stay": terms["stay"],
+        "hold": terms["hold"],
+    }
+
+
+def break_even_tokens(prefill: WorkerView, decode: WorkerView) -> float | None:
+    """Uncached tokens up to which local prefill at `decode` is cheaper than a handoff to it from `prefill`.
+
+    A handoff waits in the prefill worker's queue and wins per token; local prefill the other way round. None: it is
+    not offered; `inf`: it does not even lose per token.
+    """
+    local_ms_per_token = decode.local_prefill_ms_per_token
+    if local_ms_per_token is None:
+        return None
+    lost_per_token_ms = local_ms_per_token - prefill.prefill_ms_per_token - decode.move_ms_per_token
+    gained_ms = prefill.num_queued_tokens * prefill.prefill_ms_per_token - decode.num_queued_tokens * local_ms_per_token
+    return max(0.0, gained_ms / lost_per_token_ms) if lost_per_token_ms > 0 else math.inf

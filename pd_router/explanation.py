@@ -1,0 +1,143 @@
+"""Why a request was placed where it was: every candidate with its costs, computed anew from what was decided on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pd_router import costs
+from pd_router.placement import (
+    Exclusion,
+    Placement,
+    PrefillKind,
+    Refusal,
+    exclusion,
+    usable_decode,
+    usable_local,
+    usable_prefill,
+)
+from pd_router.pools import PlacementRequest, Snapshot, WorkerView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One worker as it was judged.
+
+    Attributes:
+        part: "prefill", "decode", or "local" for both at a decode worker.
+        num_held_blocks: leading blocks of the prompt that it has cached.
+        terms: by name, in milliseconds; empty if it is out.
+        exclusion: why it is out, None if it is not.
+    """
+
+    part: str
+    worker_id: str
+    num_held_blocks: int
+    terms: dict[str, float] = field(default_factory=dict)
+    exclusion: Exclusion | None = None
+
+    @property
+    def cost_ms(self) -> float:
+        return sum(self.terms.values())
+
+
+def candidates(decision: Placement | Refusal) -> list[Candidate]:
+    """All workers of both pools, in their order; the cheapest of each part is the one that was chosen."""
+    return [
+        _judge(worker, part, decision.request, decision.snapshot)
+        for part in _parts(decision.request, decision.snapshot)
+        for worker in part.pool
+    ]
+
+
+def break_even_tokens(placement: Placement) -> float | None:
+    """Uncached tokens up to which prefill at the chosen decode worker would be cheaper; None: it does not offer it."""
+    if placement.kind is PrefillKind.LOCAL or placement.decode_worker is None:
+        return None
+    [prefill] = [w for w in placement.snapshot.prefill if w.worker_id == placement.prefill_worker]
+    [decode] = [w for w in placement.snapshot.decode if w.worker_id == placement.decode_worker]
+    return costs.break_even_tokens(prefill, decode)
+
+
+def explain(decision: Placement | Refusal) -> str:
+    """For people and logs: the outcome, then one line a pool with what everybody would have cost."""
+    judged = candidates(decision)
+    if isinstance(decision, Refusal):
+        shown = "; ".join(_candidate_text(c) for c in judged if c.part == decision.role)
+        return f"{decision.role}: {decision.kind.value} ({shown or 'none exists'})"
+    if decision.kind is PrefillKind.LOCAL:
+        chosen = {"local": decision.decode_worker}
+    else:
+        chosen = {"prefill": decision.prefill_worker, "decode": decision.decode_worker}
+    lines = [f"{decision.kind.value} prefill, {decision.ttft_ms:.1f} ms to the first token"]
+    for part in dict.fromkeys(c.part for c in judged):
+        shown = "; ".join(_candidate_text(c) for c in judged if c.part == part)
+        lines.append(f"{part} {chosen.get(part, 'none')}: {shown}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """A choice among workers. `usable`: ids of those that could take it."""
+
+    name: str
+    pool: Sequence[WorkerView]
+    usable: frozenset[str]
+    pinned: str
+    num_blocks: int
+    terms: Callable[[WorkerView, PlacementRequest, int], dict[str, float]]
+
+
+def _parts(request: PlacementRequest, snapshot: Snapshot) -> list[_Part]:
+    parts = [
+        _Part(
+            name="prefill", pool=snapshot.prefill, usable=_ids(usable_prefill(request, snapshot.prefill)),
+            pinned=request.pinned_prefill, num_blocks=request.num_prefill_blocks, terms=costs.prefill_terms,
+        )
+    ]
+    if request.num_decode_blocks:
+        offering = [worker for worker in snapshot.decode if worker.local_prefill_ms_per_token is not None]
+        for name, pool, usable, terms in (
+            ("decode", snapshot.decode, usable_decode(request, snapshot.decode), costs.decode_terms),
+            ("local", offering, usable_local(request, snapshot.decode), costs.local_terms),
+        ):
+            parts.append(
+                _Part(
+                    name=name, pool=pool, usable=_ids(usable),
+                    pinned=request.pinned_decode, num_blocks=request.num_decode_blocks, terms=terms,
+                )
+            )
+    return parts
+
+
+def _ids(workers: Sequence[WorkerView]) -> frozenset[str]:
+    return frozenset(worker.worker_id for worker in workers)
+
+
+def _judge(worker: WorkerView, part: _Part, request: PlacementRequest, snapshot: Snapshot) -> Candidate:
+    num_held = snapshot.held.get(worker.worker_id, 0)
+    if worker.worker_id in part.usable:
+        terms, why = part.terms(worker, request, num_held), None
+    else:
+        terms, why = {}, exclusion(worker, part.pinned, part.num_blocks) or _passed_over(worker, part, request)
+    return Candidate(
+        part=part.name, worker_id=worker.worker_id, num_held_blocks=num_held, terms=terms, exclusion=why
+    )
+
+
+def _passed_over(worker: WorkerView, part: _Part, request: PlacementRequest) -> Exclusion:
+    """Why one that could take it was not considered."""
+    if worker.worker_id in request.avoided:
+        return Exclusion.AVOIDED
+    if part.name == "local" and request.pinned_prefill:
+        return Exclusion.PINNED_ELSEWHERE
+    return Exclusion.NOT_PREFERRED
+
+
+def _candidate_text(candidate: Candidate) -> str:
+    if candidate.exclusion is not None:
+        return f"{candidate.worker_id}: {candidate.exclusion.value}"
+    terms = " + ".join(f"{name} {ms:.1f}" for name, ms in candidate.terms.items())
+    num_held = candidate.num_held_blocks
+    held = f", {num_held} block{'s' if num_held > 1 else ''} cached" if num_held else ""
+    return f"{candidate.worker_id}: {candidate.cost_ms:.1f} ms ({terms}{held})"

@@ -1,0 +1,78 @@
+"""What placement sees: the workers of both pools at one moment, and what is to be placed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Assumed of a worker as long as neither it nor another one of its pool has been measured.
+DEFAULT_PREFILL_MS_PER_TOKEN = 1.0
+DEFAULT_ITL_MS = 20.0
+DEFAULT_MOVE_MS_PER_TOKEN = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerView:
+    """One worker at one moment. Rates are measured ones, or assumed where nothing was measured; none is 0.
+
+    Attributes:
+        ready: takes new work.
+        expected: is there, or may come back; False once it is known that it will not.
+        has_room: False after it refused for lack of room, until it next reports.
+        num_queued_tokens: prompt tokens that wait or run there.
+        num_sequences: that it decodes or will.
+        num_blocks_free: for a prefill worker all it has, as prompts wait there for theirs.
+        prefill_ms_per_token: of a prefill worker.
+        next_itl_ms: between two tokens of a sequence at a decode worker, once there is one sequence more.
+        move_ms_per_token: to pull the cache of a token, at a decode worker.
+        local_prefill_ms_per_token: of a decode worker that offers to compute prompts itself; None: it does not.
+    """
+
+    worker_id: str
+    ready: bool
+    expected: bool = True
+    has_room: bool = True
+    num_queued_tokens: int = 0
+    num_sequences: int = 0
+    num_blocks_free: int = 0
+    num_blocks_total: int = 0
+    prefill_ms_per_token: float = DEFAULT_PREFILL_MS_PER_TOKEN
+    next_itl_ms: float = DEFAULT_ITL_MS
+    move_ms_per_token: float = DEFAULT_MOVE_MS_PER_TOKEN
+    local_prefill_ms_per_token: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """Both pools, and how many leading blocks of the prompt workers hold; those that hold none are not in `held`."""
+
+    prefill: tuple[WorkerView, ...]
+    decode: tuple[WorkerView, ...]
+    held: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementRequest:
+    """What is to be placed.
+
+    Attributes:
+        num_tokens: to prefill: prompt and emitted.
+        num_prefill_blocks, num_decode_blocks: that it needs there at most; none at decode if it is never handed over.
+        num_output_tokens: that it may still generate.
+        block_size: tokens a block.
+        block_hashes: of the prompt's full blocks, in order; none if cached blocks are not to be used.
+        pinned_prefill, pinned_decode: the only worker allowed; empty: any.
+        avoided: workers that failed this journey; taken only if nobody else is there.
+        preferred_decode: holds verified blocks of this journey; empty: none.
+    """
+
+    num_tokens: int
+    num_prefill_blocks: int
+    num_decode_blocks: int
+    num_output_tokens: int = 1
+    block_size: int = 16
+    block_hashes: tuple[bytes, ...] = ()
+    pinned_prefill: str = ""
+    pinned_decode: str = ""
+    avoided: frozenset[str] = frozenset()
+    preferred_decode: str = ""

@@ -1,0 +1,155 @@
+"""What holds of every placement, whatever the request and the pools."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pd_router import costs
+from pd_router.explanation import candidates
+from pd_router.placement import Placement, PrefillKind, Refusal, RefusalKind, place
+from pd_router.pools import PlacementRequest, Snapshot, WorkerView
+
+NUM_PROMPT_BLOCKS = 8
+RATES = st.floats(0.001, 50.0)
+
+
+def pools(names: str) -> st.SearchStrategy[list[WorkerView]]:
+    views = st.builds(
+        WorkerView,
+        worker_id=st.sampled_from(names),
+        ready=st.integers(0, 4).map(bool),
+        expected=st.integers(0, 8).map(bool),
+        has_room=st.integers(0, 4).map(bool),
+        num_queued_tokens=st.integers(0, 500),
+        num_sequences=st.integers(0, 50),
+        num_blocks_free=st.integers(0, 30),
+        num_blocks_total=st.integers(25, 30),
+        prefill_ms_per_token=RATES,
+        next_itl_ms=RATES,
+        move_ms_per_token=RATES,
+        local_prefill_ms_per_token=st.none() | RATES if names == "def" else st.none(),
+    )
+    return st.lists(views, max_size=3, unique_by=lambda view: view.worker_id)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PlacementRequest:
+    num_tokens = draw(st.integers(NUM_PROMPT_BLOCKS * 16, NUM_PROMPT_BLOCKS * 16 + 15))
+    return PlacementRequest(
+        num_tokens=num_tokens,
+        num_prefill_blocks=-(-num_tokens // 16),
+        num_decode_blocks=draw(st.sampled_from([0, 10, 26])),
+        num_output_tokens=draw(st.integers(1, 1_000)),
+        pinned_prefill=draw(st.sampled_from(["", "", "", "a"])),
+        pinned_decode=draw(st.sampled_from(["", "", "", "d"])),
+        avoided=draw(st.frozensets(st.sampled_from("abcdef"), max_size=3)),
+        preferred_decode=draw(st.sampled_from(["", "e"])),
+    )
+
+
+HELD = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, NUM_PROMPT_BLOCKS))
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    return Snapshot(prefill=tuple(draw(pools("abc"))), decode=tuple(draw(pools("def"))), held=draw(HELD))
+
+
+def can_take(worker: WorkerView, num_blocks: int, pinned: str) -> bool:
+    is_there = worker.ready and worker.expected and worker.has_room
+    return is_there and num_blocks <= worker.num_blocks_free and pinned in ("", worker.worker_id)
+
+
+@settings(deadline=None)
+@given(request=requests(), snapshot=snapshots())
+def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is_none(
+    request: PlacementRequest, snapshot: Snapshot
+) -> None:
+    prefill = {w.worker_id for w in snapshot.prefill if can_take(w, request.num_prefill_blocks, request.pinned_prefill)}
+    decode = {w.worker_id for w in snapshot.decode if can_take(w, request.num_decode_blocks, request.pinned_decode)}
+    local = {
+        w.worker_id for w in snapshot.decode if w.local_prefill_ms_per_token is not None and not request.pinned_prefill
+    }
+    decision = place(request, snapshot)
+    if isinstance(decision, Refusal):
+        assert not (decode if decision.role == "decode" else prefill)
+        assert decision.kind is not RefusalKind.NO_ROOM or snapshot.prefill or snapshot.decode
+        return
+    if request.num_decode_blocks:
+        assert decision.decode_worker in decode
+    else:
+        assert decision.decode_worker is None
+    if decision.kind is PrefillKind.LOCAL:
+        assert decision.prefill_worker == decision.decode_worker
+        assert decision.decode_worker in local & decode
+    else:
+        assert decision.prefill_worker in prefill
+    alternatives = {decision.prefill_worker: prefill, decision.decode_worker: decode}
+    for chosen, usable in alternatives.items():
+        assert chosen not in request.avoided or usable <= request.avoided
+
+
+@settings(deadline=None)
+@given(request=requests(), snapshot=snapshots())
+def test_the_explanation_has_the_chosen_ones_as_its_cheapest_and_the_costs_that_decided(
+    request: PlacementRequest, snapshot: Snapshot
+) -> None:
+    decision = place(request, snapshot)
+    judged = [c for c in candidates(decision) if c.exclusion is None]
+    if isinstance(decision, Refusal):
+        assert not [c for c in judged if c.part == decision.role]
+        return
+    least = {c.part: min(j.cost_ms for j in judged if j.part == c.part) for c in judged}
+    if decision.kind is PrefillKind.LOCAL:
+        chosen = {"local": decision.decode_worker}
+    else:
+        chosen = {"prefill": decision.prefill_worker, "decode": decision.decode_worker}
+    for part, worker_id in chosen.items():
+        if worker_id is not None:
+            [candidate] = [c for c in judged if (c.part, c.worker_id) == (part, worker_id)]
+            assert math.isclose(candidate.cost_ms, least[part])
+    assert math.isclose(decision.cost_ms, sum(least[part] for part in chosen if part in least))
+    assert all(term >= 0 for candidate in judged for term in candidate.terms.values())
+
+
+@settings(deadline=None)
+@given(request=requests(), snapshot=snapshots(), worker_id=st.sampled_from("abcdef"))
+def test_more_cached_prefix_never_makes_a_worker_dearer(
+    request: PlacementRequest, snapshot: Snapshot, worker_id: str
+) -> None:
+    before = {(c.part, c.worker_id): c.cost_ms for c in candidates(place(request, snapshot))}
+    num_held = min(NUM_PROMPT_BLOCKS, snapshot.held.get(worker_id, 0) + 1)
+    more = replace(snapshot, held={**snapshot.held, worker_id: num_held})
+    decision, decision_before = place(request, more), place(request, snapshot)
+    for candidate in candidates(decision):
+        cost_before = before[candidate.part, candidate.worker_id]
+        if candidate.worker_id == worker_id:
+            assert candidate.cost_ms <= cost_before
+        else:
+            assert candidate.cost_ms == cost_before
+    if isinstance(decision_before, Placement):
+        assert isinstance(decision, Placement)
+        assert decision.cost_ms <= decision_before.cost_ms
+
+
+@settings(deadline=None)
+@given(request=requests(), snapshot=snapshots(), seed=st.integers(0, 100))
+def test_the_order_of_a_pool_decides_nothing(request: PlacementRequest, snapshot: Snapshot, seed: int) -> None:
+    shuffled = random.Random(seed)
+    prefill, decode = list(snapshot.prefill), list(snapshot.decode)
+    shuffled.shuffle(prefill)
+    shuffled.shuffle(decode)
+    first = place(request, snapshot)
+    second = place(request, replace(snapshot, prefill=tuple(prefill), decode=tuple(decode)))
+    assert replace(second, snapshot=snapshot) == first
+
+
+def test_the_pace_of_a_batch_grows_with_it() -> None:
+    paces = [costs.next_itl_ms(10.0, num_measured=4, num_sequences=n) for n in range(20)]
+    assert paces == sorted(paces)
+    assert costs.next_itl_ms(10.0, num_measured=4, num_sequences=3) == 10.0
