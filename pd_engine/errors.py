@@ -68,6 +68,10 @@ _USAGE_CODES = frozenset(
 
 GONE_DETAIL = "gone"
 
+_FINAL_STATUSES = frozenset(
+    {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OUT_OF_RANGE}
+)
+
 
 class PdRelayError(Exception):
     """Base of all typed errors. `message` says what was wrong and what is allowed, in one sentence or two."""
@@ -175,7 +179,11 @@ def from_code(code: str, message: str) -> PdRelayError:
 
 
 def from_grpc(error: grpc.RpcError) -> PdRelayError:
-    """The typed error behind a failed gRPC call; statuses that this system never sends become `Unavailable`."""
+    """The typed error behind a failed gRPC call.
+
+    Of the statuses that this system never sends, those that another try would only repeat become `FailedPrecondition`,
+    the rest `Unavailable`.
+    """
     status = error.code() if isinstance(error, grpc.Call) or hasattr(error, "code") else None
     details = (error.details() if hasattr(error, "details") else None) or str(error)
     if status is grpc.StatusCode.NOT_FOUND and details == GONE_DETAIL:
@@ -183,4 +191,5 @@ def from_grpc(error: grpc.RpcError) -> PdRelayError:
     for code, grpc_status in GRPC_STATUS.items():
         if grpc_status is status and code is not ErrorCode.GONE:
             return ERROR_CLASSES[code](details)
-    return Unavailable(f"{status.name if status else 'no status'}: {details}")
+    message = f"{status.name if status else 'no status'}: {details}"
+    return FailedPrecondition(message) if status in _FINAL_STATUSES else Unavailable(message)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from pd_engine.contracts import api_pb2_grpc
+from pd_engine.contracts import api_pb2, api_pb2_grpc
 from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 from pd_engine.settings import Settings
 from pd_router.dispatch import Dispatcher, DispatchSettings
 from pd_router.grpc_door import SERVICE_NAME, PdRelayService
 from pd_router.http_server import HttpServer
 from pd_router.link_state import WorkerEndpoint
+from pd_router.message_bounds import MessageBounds
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
 from pd_router.openai import HttpDoor
@@ -114,7 +115,12 @@ class Router:
         await self._registry.close()
 
     async def _open_grpc(self, host: str) -> tuple[grpc.aio.Server, int]:
-        server = build_server(secret=None)
+        bounds = MessageBounds.of_context(
+            api_pb2.DESCRIPTOR.services_by_name["PdRelay"],
+            max_context_length=self._model.max_context_length,
+            max_token_chars=self._model.tokenizer.max_token_chars,
+        )
+        server = build_server(secret=None, bounds=bounds)
         status = Status(
             self._model,
             self._registry,

@@ -11,7 +11,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -32,13 +32,31 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def build_server(*, secret: str | None) -> grpc.aio.Server:
+class RequestBounds(Protocol):
+    """What a request may be. `max_bytes`: of any."""
+
+    @property
+    def max_bytes(self) -> int: ...
+
+    def check(self, path: str, data: bytes) -> None:
+        """Of the request of one call, by the call's path, before it is parsed.
+
+        Raises:
+            InvalidArgument: it is not to be parsed.
+        """
+
+
+def build_server(*, secret: str | None, bounds: RequestBounds | None = None) -> grpc.aio.Server:
     """A server without services and ports, of the event loop that runs.
 
     Args:
         secret: every call must carry it; None for a public door, which has its own way to authenticate.
+        bounds: of requests; None: those that gRPC's options set.
     """
-    return grpc.aio.server(interceptors=[BoundaryInterceptor(secret)], options=SERVER_OPTIONS)
+    options = dict(SERVER_OPTIONS)
+    if bounds is not None:
+        options["grpc.max_receive_message_length"] = bounds.max_bytes
+    return grpc.aio.server(interceptors=[BoundaryInterceptor(secret, bounds)], options=list(options.items()))
 
 
 def host_port(host: str, port: int) -> str:
@@ -86,8 +104,9 @@ def add_reflection(server: grpc.aio.Server, service_names: Collection[str]) -> N
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):
     """Checks the secret before a servicer sees the call, and turns what escapes a servicer into a status."""
 
-    def __init__(self, secret: str | None) -> None:
+    def __init__(self, secret: str | None, bounds: RequestBounds | None = None) -> None:
         self._secret = secret
+        self._bounds = bounds
 
     async def intercept_service(
         self,
@@ -100,10 +119,10 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         allowed = self._secret is None or metadata_has_secret(
             handler_call_details.invocation_metadata, self._secret
         )
-        return _wrap(handler, handler_call_details.method, allowed)
+        return _wrap(handler, handler_call_details.method, allowed, self._bounds)
 
 
-def _wrap(handler: Any, method: str, allowed: bool) -> Any:
+def _wrap(handler: Any, method: str, allowed: bool, bounds: RequestBounds | None) -> Any:
     kinds = {
         (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
         (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
@@ -116,24 +135,35 @@ def _wrap(handler: Any, method: str, allowed: bool) -> Any:
     guard = _guard_stream if inspect.isasyncgenfunction(guarded) else _guard_call
     return build(
         guard(guarded, method),
-        request_deserializer=_lenient(handler.request_deserializer) if allowed else _unread,
+        request_deserializer=_lenient(handler.request_deserializer, method, bounds) if allowed else _unread,
         response_serializer=handler.response_serializer,
     )
 
 
 class _Malformed:
-    """Stands for a request that could not be parsed: gRPC itself would answer that with UNKNOWN."""
+    """Stands for a request that was not or could not be parsed: gRPC itself would answer that with UNKNOWN."""
+
+    def __init__(self, error: InvalidArgument) -> None:
+        self.error = error
 
 
-def _lenient(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _lenient(
+    deserializer: Callable[[bytes], Any] | None, method: str, bounds: RequestBounds | None
+) -> Callable[[bytes], Any] | None:
     if deserializer is None:
         return None
 
     def deserialize(data: bytes) -> Any:
         try:
+            if bounds is not None:
+                bounds.check(method, data)
             return deserializer(data)
+        except InvalidArgument as error:
+            return _Malformed(error)
         except DecodeError:
-            return _Malformed()
+            return _Malformed(
+                InvalidArgument("the request is not a message of the expected type, or holds text that is not UTF-8")
+            )
 
     return deserialize
 
@@ -144,7 +174,7 @@ def _unread(data: bytes) -> None:
 
 def _check_parsed(request: Any) -> None:
     if isinstance(request, _Malformed):
-        raise InvalidArgument("the request is not a message of the expected type, or holds text that is not UTF-8")
+        raise request.error
 
 
 def _refusal(streaming: bool) -> Callable[[Any, Context], Any]:
