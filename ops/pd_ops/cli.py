@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import typer
 
 from pd_engine.errors import EXIT_OK, EXIT_USAGE, Internal, InvalidArgument, PdRelayError
-from pd_ops.output import Output, ReaderGone, claim_stdout
+from pd_ops.output import Interrupted, Output, ReaderGone, claim_stdout
 
 EXIT_INTERRUPTED = 130
 
@@ -65,7 +65,9 @@ def run(arguments: list[str]) -> int:
     except typer.TyperException as error:
         output.error(InvalidArgument(error.format_message()))
         return EXIT_USAGE
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        if not isinstance(interrupt, Interrupted):
+            output.document({"interrupted": True})
         return EXIT_INTERRUPTED
     except ReaderGone:
         output.discard()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from pd_engine.contracts import api_pb2, api_pb2_grpc
-from pd_engine.errors import InvalidArgument, Unavailable
+from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pd_engine.service.client import connect, typed_error
 from pd_ops.cluster.ray_runtime import LOOPBACK
 from pd_ops.cluster.state_file import ClusterState, Phase, read_state
@@ -72,6 +72,20 @@ class RouterClient:
 
     async def model_info(self) -> api_pb2.GetModelInfoResponse:
         return await _typed(self._stub.GetModelInfo(api_pb2.GetModelInfoRequest(), timeout=CALL_TIMEOUT_S))
+
+    async def require_dtype(self, dtype: str) -> None:
+        """Raises:
+        FailedPrecondition: the cluster serves another one.
+        Unavailable: it is not known yet, because no worker has joined.
+        """
+        served = (await self.model_info()).dtype
+        if not served:
+            raise Unavailable(f"no worker of the router at {self._address} has joined yet, so its dtype is not known")
+        if served != dtype:
+            raise FailedPrecondition(
+                f"--dtype is {dtype}, but the cluster at {self._address} serves {served}; leave --dtype out, or start "
+                f"a cluster with --dtype {dtype}"
+            )
 
     async def server_info(self) -> api_pb2.GetServerInfoResponse:
         return await _typed(self._stub.GetServerInfo(api_pb2.GetServerInfoRequest(), timeout=CALL_TIMEOUT_S))

@@ -20,6 +20,10 @@ class ReaderGone(Exception):
     """Nobody reads standard output any more, as after `| head`. (Not an OSError: Typer has ideas about those.)"""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, of a command that has already printed what had come until then."""
+
+
 class Output:
     """A command's two channels.
 

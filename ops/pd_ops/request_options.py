@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pd_engine.contracts import api_pb2
 from pd_engine.errors import InvalidArgument
 from pd_engine.sampling.params import NO_TOP_K, SamplingParams
+from pd_engine.settings import EngineSettings
 from pd_engine.text.defaults import SamplingFields
 
 MAX_TOKEN_ID = 2**32 - 1
@@ -117,6 +118,18 @@ def parse_token_ids(text: str) -> tuple[int, ...]:
             raise InvalidArgument(f"--token-ids must be numbers from 0 to {MAX_TOKEN_ID} such as 1,2,3, got {word!r}")
         ids.append(int(word))
     return tuple(ids)
+
+
+def read_dtype(dtype: str | None) -> str | None:
+    """The dtype that a cluster must serve; None: any.
+
+    Raises:
+        InvalidArgument: there is no such dtype.
+    """
+    allowed = get_args(EngineSettings.model_fields["dtype"].annotation)
+    if dtype is not None and dtype not in allowed:
+        raise InvalidArgument(f"--dtype must be one of {', '.join(allowed)}, got {dtype!r}")
+    return None if dtype == "auto" else dtype
 
 
 def require_unicode(text: str, what: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pd_engine.contracts import api_pb2
-from pd_engine.sequence import TokenLogprobs
+from pd_engine.sequence import FinishReason, TokenLogprobs
 from pd_ops.output import Document
 
 if TYPE_CHECKING:
@@ -58,6 +58,19 @@ def generation_document(generation: Generation, warnings: Sequence[str]) -> Docu
         "drafted_tokens": generation.drafted_tokens,
         "handoff": None,
         "warnings": list(warnings),
+    }
+
+
+def interrupted_document(events: Iterable[Document]) -> Document:
+    """What had come of an answer that was interrupted: of the events of its steps."""
+    steps = list(events)
+    logprobs = [one for step in steps for one in step["logprobs"] or ()]
+    return {
+        "interrupted": True,
+        "token_ids": [token_id for step in steps for token_id in step["token_ids"]],
+        "text": "".join(step["text"] for step in steps),
+        "finish_reason": FinishReason.CANCELLED.value,
+        "logprobs": logprobs or None,
     }
 
 

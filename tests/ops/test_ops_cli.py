@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support.commands import COMMAND, Finished, run_command
+from support.commands import COMMAND, Finished, environment, run_command
 
 RESULT_KEYS = {
     "token_ids", "text", "finish_reason", "stop_reason", "seed", "logprobs", "usage", "accepted_tokens",
@@ -180,6 +182,42 @@ def test_commands_start_light() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "--region-mib" in done.stdout
     assert done.stdout.splitlines()[-1] == "heavy:"
+
+
+def test_an_interrupted_answer_says_what_had_come(model: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "--model", str(model), "--token-ids", "0,5", "--max-tokens", "1000", "--ignore-eos",
+         "--ops", "reference", "--json", "--stream"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate()
+    *steps, last = [first, *map(json.loads, stdout.splitlines())]
+    assert (process.returncode, stderr) == (130, "[interrupted]\n")
+    assert (last["event"], last["interrupted"], last["finish_reason"]) == ("interrupted", True, "cancelled")
+    assert last["token_ids"][: len(first["token_ids"])] == first["token_ids"]
+    assert last["text"] == "".join(event["text"] for event in steps)
+
+
+def test_a_command_that_is_interrupted_before_its_result_says_so() -> None:
+    script = (
+        "import pd_ops.cli\n"
+        "def interrupted(words): raise KeyboardInterrupt\n"
+        "pd_ops.cli.build_app = interrupted\npd_ops.cli.main(['version', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (130, {"interrupted": True}, "")
+
+
+def test_the_readmes_first_prompt_is_answered_without_a_warning() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    line = next(line for line in readme.splitlines() if line.startswith("pd-relay submit "))
+    arguments = shlex.split(line, comments=True)[2:]
+    finished = run_command("generate", *arguments, "--max-tokens", "1", "--seed", "0", "--ops", "reference")
+    assert (finished.code, len(finished.stderr.splitlines())) == (0, 1), finished.stderr
+    assert finished.stderr.startswith("[length; ")
 
 
 def test_a_reader_that_has_gone_is_no_error() -> None:

@@ -17,9 +17,9 @@ from pd_ops.bench.identity import identity, identity_text
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.models import TINY_NAME, write_tiny
 from pd_ops.bench.peers import Missing, Peer, find_peers, parse_names
-from pd_ops.cluster.interrupts import sigterm_interrupts
+from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
-from pd_ops.output import Output
+from pd_ops.output import Interrupted, Output
 
 DTYPES = ("bf16", "fp32")
 
@@ -69,7 +69,7 @@ def command(
     result = BenchResult()
     interrupted = False
     try:
-        with sigterm_interrupts():
+        with interruptible():
             _run(names, chosen_dtypes, found, plan, result, output)
     except KeyboardInterrupt:
         interrupted = True
@@ -77,7 +77,7 @@ def command(
     output.document(document)
     output.text(_engine_text(document, result))
     if interrupted:
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 def _run(

@@ -16,9 +16,9 @@ from pd_ops.bench.handoffs import HandoffRow, measure_handoffs
 from pd_ops.bench.identity import identity, identity_text
 from pd_ops.bench.models import TINY_NAME, write_tiny
 from pd_ops.bench.moving_sizes import NUM_PIECES, REGION_BYTES
-from pd_ops.cluster.interrupts import sigterm_interrupts
+from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
-from pd_ops.output import Document, Output
+from pd_ops.output import Document, Interrupted, Output
 from pd_ops.tables import milliseconds, table
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def command(
     handoffs: list[HandoffRow] = []
     interrupted = False
     try:
-        with sigterm_interrupts():
+        with interruptible():
             if rounds:
                 from pd_ops.bench.moving import measure_moving  # torch
 
@@ -79,7 +79,7 @@ def command(
     })
     output.text(_text(about, rows, handoffs))
     if interrupted:
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 _STATISTIC = (

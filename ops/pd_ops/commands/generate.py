@@ -10,9 +10,9 @@ from pd_engine.settings import load_settings
 from pd_ops.checked_model import with_checked_model
 from pd_ops.commands import options
 from pd_ops.monolithic import Monolithic, Question, Questions
-from pd_ops.output import Output
+from pd_ops.output import Document, Interrupted, Output
 from pd_ops.request_options import read_prompt, read_sampling
-from pd_ops.results import delta_document, generation_document, summary_line
+from pd_ops.results import delta_document, generation_document, interrupted_document, summary_line
 
 
 def command(
@@ -65,12 +65,22 @@ def _answer(monolithic: Monolithic, question: Question, output: Output, *, strea
 
     for warning in question.warnings:
         output.note(f"warning: {warning}")
-    for step in monolithic.stream(question):
-        if isinstance(step, Generation):
-            document = generation_document(step, question.warnings)
-            output.document({"event": "complete", **document} if streams else document)
-            output.text("" if streams else step.text)
-            output.note(summary_line(document))
-        elif streams:
-            output.document(delta_document(step))
-            output.text(step.text, end="")
+    events: list[Document] = []
+    try:
+        for step in monolithic.stream(question):
+            if isinstance(step, Generation):
+                document = generation_document(step, question.warnings)
+                output.document({"event": "complete", **document} if streams else document)
+                output.text("" if streams else step.text)
+                output.note(summary_line(document))
+            else:
+                events.append(delta_document(step))
+                if streams:
+                    output.document(events[-1])
+                    output.text(step.text, end="")
+    except KeyboardInterrupt:
+        document = interrupted_document(events)
+        output.document({"event": "interrupted", **document} if streams else document)
+        output.text("" if streams else document["text"])
+        output.note("[interrupted]")
+        raise Interrupted from None

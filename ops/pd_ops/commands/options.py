@@ -13,6 +13,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 Model = Annotated[str | None, typer.Option(help="Path to a checkpoint, or 'demo' for the shipped one.")]
 Config = Annotated[Path | None, typer.Option(help="Settings file (YAML); flags stand over it.")]
 Dtype = Annotated[str | None, typer.Option(help="Storage dtype: auto, bf16 or fp32.")]
+ServedDtype = Annotated[
+    str | None, typer.Option("--dtype", help="bf16 or fp32: the cluster must serve this one; auto: any.")
+]
 Ops = Annotated[str | None, typer.Option(help="Implementation of the ops: auto, cpu or reference.")]
 ServerSpeculate = Annotated[int | None, typer.Option(help="Draft tokens a step; 0: off.")]
 

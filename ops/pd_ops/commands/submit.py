@@ -7,11 +7,12 @@ import asyncio
 import typer
 
 from pd_engine.contracts import api_pb2
-from pd_ops.client import find_router, router_client
+from pd_ops.client import Completion, find_router, router_client
+from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.commands import options
-from pd_ops.output import Output
-from pd_ops.request_options import read_prompt, read_sampling, to_request
-from pd_ops.results import chunk_document, complete_document, summary_line
+from pd_ops.output import Document, Interrupted, Output
+from pd_ops.request_options import read_dtype, read_prompt, read_sampling, to_request
+from pd_ops.results import chunk_document, complete_document, interrupted_document, summary_line
 
 
 def command(
@@ -31,6 +32,7 @@ def command(
     ignore_eos: options.IgnoreEos = False,
     logprobs: options.Logprobs = None,
     speculate: options.Speculate = None,
+    dtype: options.ServedDtype = None,
     stream: options.Stream = None,
     cluster: options.ClusterName = "default",
     address: options.Address = None,
@@ -47,22 +49,58 @@ def command(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or [],
         ignore_eos=ignore_eos, logprobs=logprobs, speculate=speculate,
     )
+    required_dtype = read_dtype(dtype)
     router = find_router(address=address, grpc_port=grpc_port, cluster=cluster)
     streams = not as_json if stream is None else stream
-    asyncio.run(_submit(router, to_request(question, sampling, stream=streams), output))
+    request = to_request(question, sampling)  # streamed in any case: what had come is known when it is interrupted
+    asyncio.run(_submit(router, request, required_dtype, _Answer(output, streams=streams)))
 
 
-async def _submit(router: str, request: api_pb2.GenerateRequest, output: Output) -> None:
-    def show(chunk: api_pb2.GenerateStreamChunk) -> None:
-        output.document(chunk_document(chunk))
-        output.text(chunk.text, end="")
+class _Answer:
+    """What comes of one request, shown as it comes."""
 
-    async with router_client(router) as client:
-        completion = await client.complete(request, show)
-    for warning in completion.complete.warnings:
-        output.note(f"warning: {warning}")
-    document = complete_document(completion.complete)
-    output.document({"event": "complete", **document} if request.stream else document)
-    output.text("" if request.stream else completion.complete.text)
-    output.note(summary_line(document))
+    def __init__(self, output: Output, *, streams: bool) -> None:
+        self._output = output
+        self._streams = streams
+        self._events: list[Document] = []
 
+    async def ask(self, router: str, request: api_pb2.GenerateRequest, dtype: str | None) -> Completion:
+        """Raises:
+        PdRelayError: the router answered with it, or the cluster does not serve `dtype`.
+        """
+        async with router_client(router) as client:
+            if dtype is not None:
+                await client.require_dtype(dtype)
+            return await client.complete(request, self._show)
+
+    def _show(self, chunk: api_pb2.GenerateStreamChunk) -> None:
+        event = chunk_document(chunk)
+        self._events.append(event)
+        if self._streams:
+            self._output.document(event)
+            self._output.text(chunk.text, end="")
+
+    def end(self, complete: api_pb2.GenerateComplete) -> None:
+        for warning in complete.warnings:
+            self._output.note(f"warning: {warning}")
+        document = complete_document(complete)
+        self._output.document({"event": "complete", **document} if self._streams else document)
+        self._output.text("" if self._streams else complete.text)
+        self._output.note(summary_line(document))
+
+    def end_interrupted(self) -> None:
+        document = interrupted_document(self._events)
+        self._output.document({"event": "interrupted", **document} if self._streams else document)
+        self._output.text("" if self._streams else document["text"])
+        self._output.note("[interrupted]")
+
+
+async def _submit(router: str, request: api_pb2.GenerateRequest, dtype: str | None, answer: _Answer) -> None:
+    """Raises:
+    Interrupted: Ctrl-C or SIGTERM came first; the request is cancelled.
+    """
+    completion = await unless(Interrupts().first, answer.ask(router, request, dtype))
+    if completion is None:
+        answer.end_interrupted()
+        raise Interrupted
+    answer.end(completion.complete)
