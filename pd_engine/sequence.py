@@ -11,6 +11,8 @@ from pd_engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pd_engine.sampling.processor import LogitProcessor
+
 
 class FinishReason(Enum):
     STOP = "stop"
@@ -57,6 +59,7 @@ class Sequence:
             positions num_computed_mtp-1 .. num_computed-1: what the MTP layer still has to be run on. None before
             anything has been computed.
         num_drafted, num_accepted: totals of speculation.
+        processor: of its logits, once it was needed; a function of the params and token ids.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Sequence:
     pending_hidden: Tensor | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    processor: LogitProcessor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -64,6 +64,7 @@ class SamplingRows:
         top_p_T: float32 in (0, 1].
         seed_T: uint64.
         position_T: int64, the absolute position of the token being sampled; keys the noise.
+        min_p_T: float32 in [0, 1]; 0 is no limit.
     """
 
     temperature_T: npt.NDArray[np.float32]
@@ -71,6 +72,7 @@ class SamplingRows:
     top_p_T: npt.NDArray[np.float32]
     seed_T: npt.NDArray[np.uint64]
     position_T: npt.NDArray[np.int64]
+    min_p_T: npt.NDArray[np.float32]
 
 
 class Ops(Protocol):
@@ -146,7 +148,8 @@ class Ops(Protocol):
 
     # Choosing tokens.
     def sample(self, logits_TZ: Tensor, rows: SamplingRows) -> npt.NDArray[np.int32]:
-        """The token of each row: argmax of the processed logits plus position-keyed Gumbel noise."""
+        """The token of each row: argmax of what temperature, min-p, top-k and top-p leave of the logits, plus
+        position-keyed Gumbel noise."""
 
     def logprobs(self, logits_TZ: Tensor) -> npt.NDArray[np.float32]:
         """log softmax of the unprocessed logits, float32 [T, Z]."""

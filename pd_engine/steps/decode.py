@@ -29,7 +29,7 @@ from pd_engine.sequence import FinishReason, SampledToken, Sequence
 from pd_engine.steps.draft import draft_tokens, num_wanted_drafts, pending_states
 from pd_engine.steps.overflow import all_or_raise, finite_rows, overflow_error
 from pd_engine.steps.rows import Span, build_step
-from pd_engine.steps.sample import sample_rows, token_logprobs
+from pd_engine.steps.sample import Place, sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft
 from pd_kernels.ops import Rows
 from pd_kernels.repeat import repeat
@@ -75,7 +75,7 @@ def try_decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutp
     ids = [[sequence.token_ids[-1], *drafted] for sequence, drafted in zip(sequences, drafts, strict=True)]
     ids_T = torch.tensor([token for span_ids in ids for token in span_ids])
     hidden_TD, logits_TZ = _forward(engine, ids_T, build_step(spans, engine.layout.block_size))
-    sampled = _sample_spans(engine, logits_TZ, spans)
+    sampled = _sample_spans(engine, logits_TZ, sequences, drafts)
     finite = iter(finite_rows(logits_TZ))
     counts = [
         _num_emitted(sequence, tokens, drafted, list(islice(finite, len(tokens))))
@@ -115,13 +115,18 @@ def _forward(engine: Engine, ids_T: Tensor, step: StepRows) -> tuple[Tensor, Ten
     return hidden_TD, logits_TZ
 
 
-def _sample_spans(engine: Engine, logits_TZ: Tensor, spans: Seq[Span]) -> list[list[int]]:
-    """The target's token after each row, by span."""
-    rows = [(span.sequence, position) for span in spans for position in range(span.start, span.end)]
-    tokens = iter(
-        sample_rows(engine.ops, logits_TZ, [row[0] for row in rows], [position + 1 for _, position in rows])
-    )
-    return [[next(tokens) for _ in range(span.count)] for span in spans]
+def _sample_spans(
+    engine: Engine, logits_TZ: Tensor, sequences: Seq[Sequence], drafts: Seq[Seq[int]]
+) -> list[list[int]]:
+    """The target's token after each row, by sequence. A row behind drafts takes them as generated, which they are if
+    it comes to matter: it is emitted only if they were all accepted."""
+    places = [
+        Place(sequence, drafted[:count])
+        for sequence, drafted in zip(sequences, drafts, strict=True)
+        for count in range(len(drafted) + 1)
+    ]
+    tokens = iter(sample_rows(engine.ops, logits_TZ, places))
+    return [list(islice(tokens, len(drafted) + 1)) for drafted in drafts]
 
 
 def _num_emitted(sequence: Sequence, tokens: Seq[int], drafted: Seq[int], finite: Seq[bool]) -> int:

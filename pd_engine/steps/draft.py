@@ -15,7 +15,7 @@ from pd_engine.engine import Engine
 from pd_engine.model.mla import StepRows
 from pd_engine.sequence import Sequence
 from pd_engine.steps.rows import Span, build_step, token_ids
-from pd_engine.steps.sample import sample_rows
+from pd_engine.steps.sample import Place, sample_rows
 from pd_engine.steps.state import can_draft
 from pd_kernels.ops import Rows
 from pd_kernels.repeat import repeat
@@ -47,7 +47,7 @@ def draft_tokens(engine: Engine, sequences: Seq[Sequence]) -> list[list[int]]:
     while True:
         positions = [sequences[row].num_tokens + depth for row in active]
         logits_SZ = engine.main.logits(hidden_SD)
-        tokens = sample_rows(engine.ops, logits_SZ, [sequences[row] for row in active], positions)
+        tokens = sample_rows(engine.ops, logits_SZ, [Place(sequences[row], drafts[row]) for row in active])
         for row, token in zip(active, tokens, strict=True):
             drafts[row].append(token)
         depth += 1

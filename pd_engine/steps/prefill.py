@@ -14,7 +14,7 @@ from pd_engine.errors import Internal
 from pd_engine.sequence import SampledToken, Sequence
 from pd_engine.steps.overflow import all_or_raise, finite_rows, overflow_error
 from pd_engine.steps.rows import Span, build_step, token_ids
-from pd_engine.steps.sample import sample_rows, token_logprobs
+from pd_engine.steps.sample import Place, sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft, last_hidden
 
 
@@ -71,7 +71,7 @@ def try_sample_first(engine: Engine, sequences: Seq[Sequence]) -> list[SampledTo
     for sequence in sequences:
         assert sequence.num_computed == sequence.num_tokens, (sequence.name, sequence.num_computed, sequence.num_tokens)
     logits_TZ = engine.main.logits(torch.cat([last_hidden(sequence) for sequence in sequences]))
-    tokens = sample_rows(engine.ops, logits_TZ, sequences, [sequence.num_tokens for sequence in sequences])
+    tokens = sample_rows(engine.ops, logits_TZ, [Place(sequence) for sequence in sequences])
     logprobs = token_logprobs(engine.ops, logits_TZ, tokens, [sequence.params.logprobs for sequence in sequences])
     outcomes: list[SampledToken | Internal] = []
     for sequence, token, item, finite in zip(sequences, tokens, logprobs, finite_rows(logits_TZ), strict=True):

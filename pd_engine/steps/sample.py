@@ -1,29 +1,71 @@
-"""From rows of h to tokens: position-keyed sampling, and logprobs where they were asked for."""
+"""From rows of logits to tokens: position-keyed sampling, and logprobs where they were asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from pd_engine.sampling.processor import LogitProcessor
 from pd_engine.sequence import Sequence, TokenLogprobs
 from pd_kernels.ops import Ops, SamplingRows
 
 
-def sample_rows(ops: Ops, logits_TZ: Tensor, sequences: Seq[Sequence], positions: Seq[int]) -> list[int]:
-    """The token of each row. `positions` are those of the tokens being sampled: they key the noise, so the same
-    token comes out whether the row drafts, verifies, continues a stream or replays it."""
-    params = [sequence.params for sequence in sequences]
+class Place(NamedTuple):
+    """What a row of logits is for: the token after those that a sequence has, and after `drafted` ones."""
+
+    sequence: Sequence
+    drafted: Seq[int] = ()
+
+    @property
+    def position(self) -> int:
+        return self.sequence.num_tokens + len(self.drafted)
+
+
+def sample_rows(ops: Ops, logits_TZ: Tensor, places: Seq[Place]) -> list[int]:
+    """The token of each row. It depends on the logits, the tokens before it and its position, which keys the noise: the
+    same token comes out whether the row drafts, verifies, continues a stream or replays it. `logits_TZ` is not changed.
+    """
+    params = [place.sequence.params for place in places]
     rows = SamplingRows(
         temperature_T=np.array([p.temperature for p in params], dtype=np.float32),
         top_k_T=np.array([p.top_k for p in params], dtype=np.int32),
         top_p_T=np.array([p.top_p for p in params], dtype=np.float32),
+        min_p_T=np.array([p.min_p for p in params], dtype=np.float32),
         seed_T=np.array([p.seed for p in params], dtype=np.uint64),
-        position_T=np.array(positions, dtype=np.int64),
+        position_T=np.array([place.position for place in places], dtype=np.int64),
     )
+    if any(p.changes_logits for p in params):
+        logits_TZ = _processed(logits_TZ, places)
     return [int(token) for token in ops.sample(logits_TZ, rows)]
+
+
+def _processed(logits_TZ: Tensor, places: Seq[Place]) -> Tensor:
+    """A copy of the logits in which the rows whose sequences ask for it are processed."""
+    processed_TZ = logits_TZ.clone()
+    for processed_Z, place in zip(processed_TZ, places, strict=True):
+        if place.sequence.params.changes_logits:
+            processor = _processor(place.sequence)
+            with processor.assuming(place.drafted):
+                token_ids = torch.from_numpy(processor.token_ids).to(processed_Z.device)
+                values = processor.process(processed_Z[token_ids].cpu().numpy())
+                processed_Z[token_ids] = torch.from_numpy(values).to(processed_Z.device)
+    return processed_TZ
+
+
+def _processor(sequence: Sequence) -> LogitProcessor:
+    """The sequence's own, made at its first token, up to its last one."""
+    if sequence.processor is None:
+        sequence.processor = LogitProcessor(
+            sequence.params, ending_ids=sequence.ending_ids,
+            prompt_ids=sequence.token_ids[: sequence.num_prompt_tokens],
+        )
+    sequence.processor.follow(sequence.generated_ids)
+    return sequence.processor
 
 
 def token_logprobs(

@@ -28,11 +28,12 @@ def ops(request: pytest.FixtureRequest) -> Ops:
     return kernel_ops.load(request.param)
 
 
-def rows(count: int = 1, *, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0, seed: int = 1,
-         first_position: int = 0) -> SamplingRows:
+def rows(count: int = 1, *, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0, min_p: float = 0.0,
+         seed: int = 1, first_position: int = 0) -> SamplingRows:
     return SamplingRows(
         temperature_T=np.full(count, temperature, np.float32), top_k_T=np.full(count, top_k, np.int32),
-        top_p_T=np.full(count, top_p, np.float32), seed_T=np.full(count, seed, np.uint64),
+        top_p_T=np.full(count, top_p, np.float32), min_p_T=np.full(count, min_p, np.float32),
+        seed_T=np.full(count, seed, np.uint64),
         position_T=np.arange(first_position, first_position + count, dtype=np.int64))
 
 
@@ -86,6 +87,39 @@ def test_top_k_and_top_p_keep_what_they_should(ops: Ops) -> None:
     }
 
 
+def test_min_p_keeps_what_it_should(ops: Ops) -> None:
+    """Entries at least min_p times as likely as the best; then top-k of those, then top-p of what is left of it all."""
+    p = np.array([0.1, 0.5, 0.15, 0.25])
+    logits = torch.from_numpy(np.log(p).astype(np.float32)).repeat(400, 1)
+    seen = {
+        (min_p, top_k, top_p): set(ops.sample(logits, rows(400, min_p=min_p, top_k=top_k, top_p=top_p)).tolist())
+        for min_p, top_k, top_p in [
+            (1e-9, -1, 1.0), (0.19, -1, 1.0), (0.21, -1, 1.0), (0.49, -1, 1.0), (0.51, -1, 1.0), (1.0, -1, 1.0),
+            (0.21, 2, 1.0), (0.49, 3, 1.0), (0.49, 2, 1.0), (0.49, -1, 0.66), (0.49, -1, 0.67), (0.0, -1, 0.66),
+        ]
+    }
+    assert seen == {
+        (1e-9, -1, 1.0): {0, 1, 2, 3}, (0.19, -1, 1.0): {0, 1, 2, 3}, (0.21, -1, 1.0): {1, 2, 3},
+        (0.49, -1, 1.0): {1, 3}, (0.51, -1, 1.0): {1}, (1.0, -1, 1.0): {1}, (0.21, 2, 1.0): {1, 3},
+        (0.49, 3, 1.0): {1, 3}, (0.49, 2, 1.0): {1, 3}, (0.49, -1, 0.66): {1}, (0.49, -1, 0.67): {1, 3},
+        (0.0, -1, 0.66): {1, 3},
+    }
+
+
+def test_min_p_of_one_keeps_the_best_entry_and_its_ties(ops: Ops) -> None:
+    logits = torch.tensor([1.0, 3.0, 2.9999998, 3.0, float("-inf")]).repeat(300, 1)
+    assert set(ops.sample(logits, rows(300, min_p=1.0)).tolist()) == {1, 3}
+    assert set(ops.sample(logits, rows(300, min_p=1.0, top_k=1)).tolist()) == {1}
+    assert set(ops.sample(logits, rows(300, min_p=0.5, top_k=2)).tolist()) == {1, 3}
+
+
+def test_min_p_is_applied_after_the_temperature(ops: Ops) -> None:
+    logits = torch.tensor([0.0, -1.0, -4.0]).repeat(300, 1)
+    assert set(ops.sample(logits, rows(300, min_p=0.3)).tolist()) == {0, 1}
+    assert set(ops.sample(logits, rows(300, min_p=0.3, temperature=4.0)).tolist()) == {0, 1, 2}
+    assert set(ops.sample(logits, rows(300, min_p=0.3, temperature=0.5)).tolist()) == {0}
+
+
 def test_ties_at_the_edge_of_top_k_go_to_the_lowest_index(ops: Ops) -> None:
     logits = torch.tensor([1.0, 3.0, 1.0, 1.0, 3.0]).repeat(500, 1)
     assert set(ops.sample(logits, rows(500, top_k=3)).tolist()) == {0, 1, 4}
@@ -98,7 +132,8 @@ def test_non_finite_logits(ops: Ops) -> None:
     logits[:, 5] = float("nan")
     logits[:, 20] = 1.0
     logits[:, 21] = 1.0
-    for options in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 10, "top_p": 0.99}):
+    for options in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 10, "top_p": 0.99},
+                    {"min_p": 0.5}, {"min_p": 1.0, "top_p": 0.9}):
         tokens = set(ops.sample(logits, rows(200, **options)).tolist())  # type: ignore[arg-type]
         assert tokens == ({20} if options == {"temperature": 0.0} else {20, 21})
 
@@ -106,7 +141,8 @@ def test_non_finite_logits(ops: Ops) -> None:
 @pytest.mark.parametrize("value", [float("-inf"), float("nan")])
 def test_a_row_without_any_finite_logit_gives_the_first_entry(ops: Ops, value: float) -> None:
     logits = torch.full((1, 70), value)
-    for options in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 10, "top_p": 0.99}):
+    for options in ({"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 10, "top_p": 0.99},
+                    {"min_p": 0.5}, {"min_p": 1.0, "top_p": 0.9}):
         assert ops.sample(logits, rows(1, **options)).tolist() == [0]  # type: ignore[arg-type]
 
 

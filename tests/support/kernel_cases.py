@@ -138,7 +138,7 @@ def rope_table(R: int, num_positions: int = MAX_POSITIONS) -> Tensor:
 
 
 def sampling_rows(num_rows: int, seed: int) -> SamplingRows:
-    """Rows of every kind: greedy, plain, top-k, top-p and both."""
+    """Rows of every kind: greedy, plain, top-k, top-p, min-p and any of them together."""
     rng = np.random.default_rng(seed)
     return SamplingRows(
         temperature_T=rng.choice(np.array([0.0, 0.3, 0.8, 1.0, 2.5], np.float32), num_rows),
@@ -153,7 +153,7 @@ def pick(rows: SamplingRows, indices: Tensor) -> SamplingRows:
     t = indices.numpy()
     return SamplingRows(
         temperature_T=rows.temperature_T[t], top_k_T=rows.top_k_T[t], top_p_T=rows.top_p_T[t],
-        seed_T=rows.seed_T[t], position_T=rows.position_T[t],
+        min_p_T=rows.min_p_T[t], seed_T=rows.seed_T[t], position_T=rows.position_T[t],
     )
 
 
@@ -166,6 +166,7 @@ class Row:
 
 
 class PagedSequences:
+        min_p_T=rng.choice(np.array([0.0, 0.0, 1e-30, 0.02, 0.5, 1.0], np.float32), num_rows),
     """The raw inputs of attention for whole sequences, and caches of any block size to compute them in.
 
     `lengths[s]` positions of sequence s each have one query and one raw latent (kv_a's output).

@@ -91,11 +91,12 @@ def hostile_logits(kind: str, num_rows: int, size: int, rng: np.random.Generator
 )
 def test_tokens_are_those_of_the_reference(kind: str, size: int) -> None:
     rng = np.random.default_rng(size)
-    num_rows = 6
+    num_rows = 9
     rows = SamplingRows(
-        temperature_T=np.array([0.0, 0.3, 1.0, 2.5, 1.0, 0.7], np.float32),
-        top_k_T=np.array([3, -1, 1, 20, 10_000, 4], np.int32),
-        top_p_T=np.array([0.5, 1.0, 1.0, 0.9, 1e-6, 0.6], np.float32),
+        temperature_T=np.array([0.0, 0.3, 1.0, 2.5, 1.0, 0.7, 1.0, 0.7, 2.0], np.float32),
+        top_k_T=np.array([3, -1, 1, 20, 10_000, 4, -1, 5, -1], np.int32),
+        top_p_T=np.array([0.5, 1.0, 1.0, 0.9, 1e-6, 0.6, 1.0, 1.0, 0.8], np.float32),
+        min_p_T=np.array([0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.2, 0.01], np.float32),
         seed_T=rng.integers(0, 2**64, num_rows, dtype=np.uint64),
         position_T=rng.integers(0, 2**40, num_rows, dtype=np.int64),
     )
@@ -108,8 +109,22 @@ def test_top_p_ends_within_ties_as_the_reference_does() -> None:
     size = 16
     rows = SamplingRows(
         temperature_T=np.ones(24, np.float32), top_k_T=np.repeat(np.array([-1, 6], np.int32), [16, 8]),
-        top_p_T=np.full(24, 0.3, np.float32), seed_T=np.arange(24, dtype=np.uint64), position_T=np.zeros(24, np.int64))
+        top_p_T=np.full(24, 0.3, np.float32), min_p_T=np.zeros(24, np.float32), seed_T=np.arange(24, dtype=np.uint64), position_T=np.zeros(24, np.int64))
     tokens = triton_ops().sample(torch.zeros(24, size), rows)
     assert np.array_equal(tokens, reference_ops().sample(torch.zeros(24, size), rows))
     assert set(tokens[:16]) == {0, 1, 2, 3, 4}
     assert set(tokens[16:]) == {0, 1}
+
+
+def test_min_p_keeps_all_ties_of_the_last_entry() -> None:
+    """Two values, one half as likely as the other: min-p counts values, top-k and top-p then count entries."""
+    logits = torch.tensor([0.0, -0.6931472, -9.0, -0.6931472, 0.0, -0.6931472, 0.0, -9.0]).repeat(12, 1)
+    rows = SamplingRows(
+        temperature_T=np.ones(12, np.float32), top_k_T=np.repeat(np.array([-1, 4, -1, -1], np.int32), 3),
+        top_p_T=np.repeat(np.array([1.0, 1.0, 1.0, 0.7], np.float32), 3),
+        min_p_T=np.repeat(np.array([0.4, 0.4, 0.6, 0.4], np.float32), 3),
+        seed_T=np.arange(12, dtype=np.uint64), position_T=np.zeros(12, np.int64))
+    tokens = triton_ops().sample(logits, rows)
+    assert np.array_equal(tokens, reference_ops().sample(logits, rows))
+    kept = [{0, 1, 3, 4, 5, 6}, {0, 1, 4, 6}, {0, 4, 6}, {0, 1, 4, 6}]
+    assert all(token in kept[row // 3] for row, token in enumerate(tokens.tolist()))

@@ -252,9 +252,11 @@ def _sample(d: Dims, num_rows: int) -> BenchCase:
     def prepare(make: Maker) -> list[Call]:
         temperature = torch.full((num_rows,), 0.7).to(make.device)
         top_k, top_p = torch.full((num_rows,), -1).int().to(make.device), torch.ones(num_rows).to(make.device)
+        min_p = torch.zeros(num_rows).to(make.device)
         seed = torch.arange(num_rows).to(make.device)
         return [
-            partial(sample_tokens, _logits(make, d, num_rows), temperature, top_k, top_p, seed, seed) for _ in range(2)
+            partial(sample_tokens, _logits(make, d, num_rows), temperature, top_k, top_p, min_p, seed, seed)
+            for _ in range(2)
         ]
 
     return BenchCase(

@@ -156,7 +156,7 @@ def _tokens_and_blocks() -> list[Case]:
     memory = make.normal(1 << 20, dtype=torch.uint8)
     return [
         Case(op="sample", name="", call=lambda: sample_tokens(
-            logits, single(), make.integers(0, 2, FEW), single(), wide(), wide())),
+            logits, single(), make.integers(0, 2, FEW), single(), single(), wide(), wide())),
         Case(op="sample", name="logprobs", call=lambda: log_softmax(logits)),
         Case(op="block_checksum", name="", call=lambda: piece_checksums(memory, wide(), wide())),
         Case(op="block_copy", name="", call=lambda: copy_pieces(memory, memory, wide(), wide(), wide(), 18_432)),

@@ -45,7 +45,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_moe_experts": (
         _LONG, [_INT, _P, _LONG, _INT, _INT, _INT, _INT, _P, _P, _INT, _P, _P, _P, _P, _INT, _P]),
     "pd_swiglu": (None, [_INT, _P, _LONG, _INT, _INT, _INT, _P, _P, _P]),
-    "pd_sample": (None, [_P, _LONG, _INT, _P, _P, _P, _P, _P, _P]),
+    "pd_sample": (None, [_P, _LONG, _INT, _P, _P, _P, _P, _P, _P, _P]),
     "pd_logprobs": (None, [_P, _LONG, _INT, _P]),
     "pd_checksums": (None, [_P, _LONG, _P, _P, _P]),
     "pd_copy_pieces": (None, [_P, _P, _LONG, _P, _P, _P]),

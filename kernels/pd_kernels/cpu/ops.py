@@ -216,7 +216,8 @@ class CpuOps:
         tokens = np.empty(T, dtype=np.int32)
         self._lib.pd_sample(
             logits_TZ.data_ptr(), T, Z, rows.temperature_T.ctypes.data, rows.top_k_T.ctypes.data,
-            rows.top_p_T.ctypes.data, rows.seed_T.ctypes.data, rows.position_T.ctypes.data, tokens.ctypes.data)
+            rows.top_p_T.ctypes.data, rows.min_p_T.ctypes.data, rows.seed_T.ctypes.data, rows.position_T.ctypes.data,
+            tokens.ctypes.data)
         return tokens
 
     def logprobs(self, logits_TZ: Tensor) -> npt.NDArray[np.float32]:

@@ -84,26 +84,42 @@ inline double mark_while_below(Ranked* heap, int size, const float* p, double be
     return before;
 }
 
-// Marks in `kept` the entries of z that top-k and then top-p leave.
-inline void keep_best(const float* z, int count, int top_k, float top_p, bool* kept) {
+// The entries of z that min-p leaves (all if it is 0), in order of index; returns their number.
+inline int take_likely(const float* z, int count, float min_p, Ranked* entries) {
+    if (min_p <= 0.0f) {
+        for (int i = 0; i < count; i++) entries[i] = {z[i], i};
+        return count;
+    }
+    float threshold[LANES];
+    store(threshold, log(set(min_p)));
+    const float best = z[first_largest(z, count)];
+    int size = 0;
+    for (int i = 0; i < count; i++)
+        if (z[i] - best >= threshold[0] || z[i] == best) entries[size++] = {z[i], i};
+    return size;
+}
+
+// Marks in `kept` the entries of z that min-p, then top-k and then top-p leave.
+inline void keep_best(const float* z, int count, int top_k, float top_p, float min_p, bool* kept) {
     Scratch scratch;
     Ranked* entries = scratch.take<Ranked>(count);
-    for (int i = 0; i < count; i++) entries[i] = {z[i], i};
-    const bool limited = top_k > 0 && top_k < count;
-    const int size = limited ? top_k : count;
-    if (limited) std::nth_element(entries, entries + top_k - 1, entries + count, ranks_before);
-    std::memset(kept, 0, count);
-    if (top_p >= 1.0f) {
-        for (int i = 0; i < size; i++) kept[entries[i].index] = true;
-        return;
+    int size = take_likely(z, count, min_p, entries);
+    if (top_k > 0 && top_k < size) {
+        std::nth_element(entries, entries + top_k - 1, entries + size, ranks_before);
+        size = top_k;
     }
+    std::memset(kept, 0, count);
+    for (int i = 0; i < size; i++) kept[entries[i].index] = true;
+    if (top_p >= 1.0f) return;
     float* p = scratch.take<float>(count);
     std::memset(p, 0, count * sizeof(float));
     const float best = std::min_element(entries, entries + size, ranks_before)->z;
     for (int i = 0; i < size; i++) p[entries[i].index] = z[entries[i].index] - best;
     for_lanes(count, [&](int i, int n) { store_upto(p + i, exp(load_upto(p + i, n)), n); });
-    if (limited)
-        for (int i = size; i < count; i++) p[entries[i].index] = 0.0f;
+    if (size < count)
+        for (int i = 0; i < count; i++)
+            if (!kept[i]) p[i] = 0.0f;
+    std::memset(kept, 0, count);
     const double limit = (double)top_p * sum_lanes(p, count);
     Ranked* rest = std::partition(entries, entries + size, [&](Ranked e) { return e.z > best - NEAR_BEST; });
     const double sum = mark_while_below(entries, (int)(rest - entries), p, 0.0, limit, kept);
@@ -150,8 +166,8 @@ inline int noisy_largest(const float* z, int count, const bool* kept, uint64_t s
     return best;
 }
 
-inline int sample_row(const float* logits, int count, float temperature, int top_k, float top_p, uint64_t seed,
-                      int64_t position) {
+inline int sample_row(const float* logits, int count, float temperature, int top_k, float top_p, float min_p,
+                      uint64_t seed, int64_t position) {
     Scratch scratch;
     const bool greedy = temperature < MIN_TEMPERATURE;
     float* z = scratch.take<float>(count + LANES);
@@ -162,9 +178,9 @@ inline int sample_row(const float* logits, int count, float temperature, int top
     });
     if (greedy) return first_largest(z, count);
     bool* kept = nullptr;
-    if ((top_k > 0 && top_k < count) || top_p < 1.0f) {
+    if ((top_k > 0 && top_k < count) || top_p < 1.0f || min_p > 0.0f) {
         kept = scratch.take<bool>(count);
-        keep_best(z, count, top_k, top_p, kept);
+        keep_best(z, count, top_k, top_p, min_p, kept);
         for (int i = 0; i < count; i++)
             if (!kept[i]) z[i] = -INFINITY;
     }
@@ -172,11 +188,11 @@ inline int sample_row(const float* logits, int count, float temperature, int top
 }
 
 PD_EXPORT void pd_sample(const float* logits, long num_rows, int vocab_size, const float* temperature,
-                          const int32_t* top_k, const float* top_p, const uint64_t* seed, const int64_t* position,
-                          int32_t* tokens) {
+                          const int32_t* top_k, const float* top_p, const float* min_p, const uint64_t* seed,
+                          const int64_t* position, int32_t* tokens) {
     Pool::instance().run(num_rows, [&](long t) {
-        tokens[t] = sample_row(logits + t * vocab_size, vocab_size, temperature[t], top_k[t], top_p[t], seed[t],
-                               position[t]);
+        tokens[t] = sample_row(logits + t * vocab_size, vocab_size, temperature[t], top_k[t], top_p[t], min_p[t],
+                               seed[t], position[t]);
     });
 }
 

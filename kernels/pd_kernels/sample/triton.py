@@ -4,9 +4,10 @@ The steps are the reference's. Random words, noise, exp and the comparison of to
 float64 sums of top-p are added in another order, so that an entry whose cumulative probability is within 2^-50 of
 top_p may fall on the other side.
 
-Instead of a sort, the entry at which top-k and top-p end is found digit by digit: entries are ranked by (value
-descending, index ascending), and an entry stays while the weight of those before it (their number, or their
-probability) is below a target. Eight passes of 4 bits find the value at which that ends; a count finds the index.
+Entries are ranked by (value descending, index ascending); what min-p, top-k and top-p leave are the first ones of the
+ranking. Where that ends is a key (entries with larger ones stay) and how many of the entries with this very key stay.
+Instead of a sort, it is found digit by digit: an entry stays while the weight of those before it (their number, or
+their probability) is below a target. Eight passes of 4 bits find the value at which that ends; a count finds the index.
 """
 
 import numpy as np
@@ -119,7 +120,24 @@ def find_cut(logits, size, temperature, maximum, target, floor_key, floor_weight
 
 
 @triton.jit
-def sample_kernel(logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, position_ptr, token_ptr, size,
+def find_least_likely(logits, size, temperature, maximum, min_p, BLOCK: tl.constexpr):
+    """(key, number of entries with this key) of the last value that min-p leaves."""
+    threshold = log(min_p)
+    lowest = maximum
+    for first in range(0, size, BLOCK):
+        entry, z = load_scaled(logits, first, size, temperature, BLOCK)
+        likely = (entry < size) & (z - maximum >= threshold)
+        lowest = tl.minimum(lowest, tl.min(tl.where(likely, z, maximum), 0))
+    key = rank_key(lowest)
+    ties = tl.full([], 0.0, tl.float64)
+    for first in range(0, size, BLOCK):
+        entry, z = load_scaled(logits, first, size, temperature, BLOCK)
+        ties += tl.sum(((entry < size) & (rank_key(z) == key)).to(tl.float64), 0)
+    return key, ties
+
+
+@triton.jit
+def sample_kernel(logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, token_ptr, size,
                   BLOCK: tl.constexpr):
     """The token of one row."""
     row = tl.program_id(0).to(tl.int64)
@@ -136,12 +154,20 @@ def sample_kernel(logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, p
         key = tl.full([], 0, tl.uint32)  # larger ones stay
         ties = tl.full([], 0.0, tl.float64)  # and so many of this one
         tie_weight = tl.full([], 0.0, tl.float64)
+        min_p = tl.load(min_p_ptr + row)
+        if min_p > 0.0:
+            key, ties = find_least_likely(logits, size, temperature, maximum, min_p, BLOCK)
+            tie_weight = exp(key_value(key) - maximum).to(tl.float64)
         top_k = tl.load(top_k_ptr + row)
         if (top_k > 0) & (top_k < size):
             target = top_k.to(tl.float64)
-            key, above = find_cut(logits, size, temperature, maximum, target, key, ties, False, BLOCK)
-            ties = target - above
-            tie_weight = exp(key_value(key) - maximum).to(tl.float64)
+            no_key, no_weight = tl.full([], 0, tl.uint32), tl.full([], 0.0, tl.float64)
+            k_key, above = find_cut(logits, size, temperature, maximum, target, no_key, no_weight, False, BLOCK)
+            k_ties = target - above
+            if k_key >= key:
+                ties = tl.where(k_key == key, tl.minimum(ties, k_ties), k_ties)
+                key = k_key
+                tie_weight = exp(key_value(key) - maximum).to(tl.float64)
         top_p = tl.load(top_p_ptr + row)
         if top_p < 1.0:
             total = ties * tie_weight
@@ -202,19 +228,19 @@ def logprobs_kernel(logits_ptr, out_ptr, size, BLOCK: tl.constexpr):
 def sample(logits_TZ: Tensor, rows: SamplingRows) -> npt.NDArray[np.int32]:
     """The token of each row of float32 logits. Waits for the device."""
     parameters = (
-        rows.temperature_T, rows.top_k_T, rows.top_p_T, rows.seed_T.view(np.int64), rows.position_T)
+        rows.temperature_T, rows.top_k_T, rows.top_p_T, rows.min_p_T, rows.seed_T.view(np.int64), rows.position_T)
     return sample_tokens(logits_TZ, *(torch.from_numpy(p).to(logits_TZ.device) for p in parameters)).cpu().numpy()
 
 
-def sample_tokens(logits_TZ: Tensor, temperature_T: Tensor, top_k_T: Tensor, top_p_T: Tensor, seed_T: Tensor,
-                  position_T: Tensor) -> Tensor:
+def sample_tokens(logits_TZ: Tensor, temperature_T: Tensor, top_k_T: Tensor, top_p_T: Tensor, min_p_T: Tensor,
+                  seed_T: Tensor, position_T: Tensor) -> Tensor:
     """The same, all on the device: int32 [T]. `seed_T` has the bits of the uint64 seeds as int64."""
     num_rows, size = logits_TZ.shape
     tokens_T = torch.empty(num_rows, dtype=torch.int32, device=logits_TZ.device)
     if num_rows:
         sample_kernel[(num_rows,)](
-            logits_TZ.contiguous(), temperature_T, top_k_T, top_p_T, seed_T, position_T, tokens_T, size, BLOCK=BLOCK,
-            num_warps=8, enable_fp_fusion=False,
+            logits_TZ.contiguous(), temperature_T, top_k_T, top_p_T, min_p_T, seed_T, position_T, tokens_T, size,
+            BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
         )
     return tokens_T
 

@@ -120,7 +120,8 @@ def _rope_table() -> Tensor:
 def _sampling(num_rows: int) -> SamplingRows:
     return SamplingRows(
         temperature_T=np.full(num_rows, 0.7, dtype=np.float32), top_k_T=np.full(num_rows, -1, dtype=np.int32),
-        top_p_T=np.full(num_rows, 1.0, dtype=np.float32), seed_T=np.arange(num_rows, dtype=np.uint64),
+        top_p_T=np.full(num_rows, 1.0, dtype=np.float32), min_p_T=np.zeros(num_rows, dtype=np.float32),
+        seed_T=np.arange(num_rows, dtype=np.uint64),
         position_T=np.arange(num_rows, dtype=np.int64),
     )
 
