@@ -62,17 +62,17 @@ class SamplingRows:
         temperature_T: float32; 0 is greedy.
         top_k_T: int32; -1 is no limit.
         top_p_T: float32 in (0, 1].
+        min_p_T: float32 in [0, 1]; 0 is no limit.
         seed_T: uint64.
         position_T: int64, the absolute position of the token being sampled; keys the noise.
-        min_p_T: float32 in [0, 1]; 0 is no limit.
     """
 
     temperature_T: npt.NDArray[np.float32]
     top_k_T: npt.NDArray[np.int32]
     top_p_T: npt.NDArray[np.float32]
+    min_p_T: npt.NDArray[np.float32]
     seed_T: npt.NDArray[np.uint64]
     position_T: npt.NDArray[np.int64]
-    min_p_T: npt.NDArray[np.float32]
 
 
 class Ops(Protocol):

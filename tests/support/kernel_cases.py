@@ -144,6 +144,7 @@ def sampling_rows(num_rows: int, seed: int) -> SamplingRows:
         temperature_T=rng.choice(np.array([0.0, 0.3, 0.8, 1.0, 2.5], np.float32), num_rows),
         top_k_T=rng.choice(np.array([-1, 1, 3, 40, 10_000], np.int32), num_rows),
         top_p_T=rng.choice(np.array([1.0, 0.95, 0.5, 1e-6], np.float32), num_rows),
+        min_p_T=rng.choice(np.array([0.0, 0.0, 1e-30, 0.02, 0.5, 1.0], np.float32), num_rows),
         seed_T=rng.integers(0, 2**64, num_rows, dtype=np.uint64),
         position_T=rng.integers(0, 2**40, num_rows, dtype=np.int64),
     )
@@ -166,7 +167,6 @@ class Row:
 
 
 class PagedSequences:
-        min_p_T=rng.choice(np.array([0.0, 0.0, 1e-30, 0.02, 0.5, 1.0], np.float32), num_rows),
     """The raw inputs of attention for whole sequences, and caches of any block size to compute them in.
 
     `lengths[s]` positions of sequence s each have one query and one raw latent (kv_a's output).
