@@ -35,6 +35,7 @@ from pd_engine.settings import Settings
 
 SERVICES = ("pdrelay.internal.v1.Worker", "pdrelay.internal.v1.DecodeWorker")
 
+from pd_kernels.block_checksum.ranges import range_checksums
 log = logging.getLogger(__name__)
 
 
@@ -83,7 +84,7 @@ class DecodeWorker:
         core.destination = self._destination = HandoffDestination(
             arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
             epoch=self._endpoint.epoch, settings=self._settings.transfer,
-            transports=transports, checksums=engine.ops.block_checksums, clock=time.monotonic,
+            transports=transports, checksums=range_checksums, clock=time.monotonic,
             open_channel=lambda peer: connect(peer, self._secret), on_complete=core.on_pulled,
             on_failed=core.on_pull_failed, on_expired=core.on_lease_expired,
         )

@@ -22,9 +22,8 @@ from kv_transfer.host import host_id
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Hello
 from kv_transfer.peers import Peers
-from kv_transfer.publisher import Checksums
 from kv_transfer.pull import PullDesk
-from kv_transfer.transport import PullTransport
+from kv_transfer.transport import Checksums, PullTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import PdRelayError

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pd_engine.cache.arena import component_offsets
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_engine.errors import FailedPrecondition
 
@@ -56,6 +57,14 @@ def announceable_slots(layout: CacheLayout, component: int, num_valid_tokens: in
 def slot_bytes(layout: CacheLayout) -> Int64s:
     """int64 [C]: bytes of one slot of each component."""
     return np.array([component.slot_bytes for component in layout.components], dtype=np.int64)
+
+
+def piece_starts(layout: CacheLayout, num_blocks: int, component_N: Int64s, block_id_N: Int64s) -> Int64s:
+    """int64 [N]: byte offsets of whole pieces in an arena of `num_blocks` blocks."""
+    offsets_C = np.array(component_offsets(layout, num_blocks)[0], dtype=np.int64)
+    piece_bytes_C = slot_bytes(layout) * layout.block_size
+    starts_N: Int64s = offsets_C[component_N] + block_id_N * piece_bytes_C[component_N]
+    return starts_N
 
 
 def _num_slots(component: Component, block_size: int, num_tokens: int) -> int:

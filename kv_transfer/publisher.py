@@ -13,18 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kv_transfer.geometry import Int64s, announceable_slots, final_slots
+from kv_transfer.geometry import announceable_slots, final_slots, piece_starts
 from kv_transfer.journey import JourneyKey
 from kv_transfer.manifest import PIECE_RECORD, Closing, Records
+from kv_transfer.transport import Checksums
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import Internal, PdRelayError
 
 log = logging.getLogger(__name__)
-
-Checksums = Callable[[list[memoryview]], npt.NDArray[np.uint64]]
-"""One checksum a piece; `Ops.block_checksums`."""
 
 
 class Progress:
@@ -57,15 +54,13 @@ class Progress:
         records["num_valid"] = allowed_B[new_N]
         records["generation"] = self._generations_B[new_N]
         if checksums is not None and len(new_N):
-            records["checksum"] = checksums(self._views(component, new_N, allowed_B[new_N]))
+            records["checksum"] = checksums(
+                np.frombuffer(self._arena.buffer, dtype=np.uint8),
+                piece_starts(layout, self._arena.num_blocks, np.full_like(new_N, component), self._ids_B[new_N]),
+                allowed_B[new_N] * layout.components[component].slot_bytes,
+            )
         self._announced_CB[component, new_N] = allowed_B[new_N]
         return records
-
-    def _views(self, component: int, blocks_N: Int64s, num_valid_N: Int64s) -> list[memoryview]:
-        return [
-            self._arena.piece(component, block_id, num_valid)
-            for block_id, num_valid in zip(self._ids_B[blocks_N].tolist(), num_valid_N.tolist(), strict=True)
-        ]
 
 
 @dataclass(frozen=True, slots=True)

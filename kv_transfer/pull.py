@@ -9,6 +9,8 @@ from collections.abc import AsyncIterable, Callable
 from dataclasses import replace
 
 import grpc.aio
+import numpy as np
+import numpy.typing as npt
 
 from kv_transfer.compatibility import check_compatible
 from kv_transfer.destination_book import DestinationBook
@@ -17,9 +19,8 @@ from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Hello, Opening, Pieces
 from kv_transfer.manifest_wire import pack_hello, unpack_part
 from kv_transfer.peers import Link, Peers
-from kv_transfer.publisher import Checksums
-from kv_transfer.transport import Fetched
-from kv_transfer.verification import spans_of, verify
+from kv_transfer.transport import Checksums, Fetched
+from kv_transfer.verification import must_read, spans_of, verify
 from pd_engine.cache.arena import Arena
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import (
@@ -113,8 +114,7 @@ class PullDesk:
             await asyncio.wait([transfer])
             error = Gone() if transfer.cancelled() else transfer.exception()
             if error is None:
-                is_right_N = await asyncio.to_thread(verify, fetch, transfer.result(), self._arena, self._checksums)
-                self._book.fetched(fetch, is_right_N, self._clock())
+                self._book.fetched(fetch, await self._verify(fetch, transfer.result()), self._clock())
             else:
                 self._book.break_pull(fetch.lease, _typed(error, f"fetch for {fetch.lease.key}"))
                 self._settle()
@@ -212,6 +212,12 @@ class PullDesk:
         self._links[lease] = (link, opening.num_arena_blocks)
         lease.transport = link.transport.name
         self._book.opened(lease, opening)
+
+    async def _verify(self, fetch: Fetch, fetched: Fetched) -> npt.NDArray[np.bool_]:
+        """Outside the event loop's thread, if it takes long."""
+        if must_read(fetch, fetched, self._checksums):
+            return await asyncio.to_thread(verify, fetch, fetched, self._arena, self._checksums)
+        return verify(fetch, fetched, self._arena, self._checksums)
 
     def _unlink(self, lease: LeaseRecord) -> None:
         if lease in self._links:

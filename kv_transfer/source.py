@@ -15,10 +15,10 @@ from kv_transfer.geometry import final_slots
 from kv_transfer.host import host_id
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Opening, Records
-from kv_transfer.publisher import Checksums, Progress, Publisher
+from kv_transfer.publisher import Progress, Publisher
 from kv_transfer.source_service import KvSourceService, PieceStreams
 from kv_transfer.source_state import MARGIN_S, SourceBook, SourceEnd, SourceHandoff
-from kv_transfer.transport import SourceTransport
+from kv_transfer.transport import Checksums, SourceTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import PdRelayError

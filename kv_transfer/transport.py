@@ -7,6 +7,7 @@ one such server and fetches. Both halves may use threads of their own; neither t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -17,8 +18,12 @@ import numpy.typing as npt
 
 from pd_engine.cache.arena import Arena
 
+Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
-Generations = npt.NDArray[np.uint64]
+UInt64s = npt.NDArray[np.uint64]
+
+Checksums = Callable[[Bytes, Int64s, Int64s], UInt64s]
+"""One checksum a range of a buffer: (buffer, offsets, lengths); `pd_kernels.block_checksum.ranges`."""
 
 
 class Ending(Enum):
@@ -27,6 +32,14 @@ class Ending(Enum):
     CANCEL = "cancel"    # the fetch itself stops
     REVOKE = "revoke"    # the connection is closed, and with it all its fetches
     STAGING = "staging"  # data lands in memory of the transport and is copied after the fetch
+
+
+class ChecksumAt(Enum):
+    """Where the puller's checksums of a fetch are taken."""
+
+    COPY = "copy"        # in the pass that copies: every byte is read once
+    ARRIVAL = "arrival"  # of a few ranges at a time, while they are still in the cache
+    ARENA = "arena"      # over the puller's arena, after the fetch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +52,7 @@ class Capabilities:
         one_sided: the source's process takes no part in a fetch (a stopped source costs nothing).
         across_hosts: works between hosts.
         device_memory: can move memory of an accelerator.
-        checksum_at: where pieces are checksummed: "source and puller" on the CPU, or on the device.
+        checksum_at: when its checksums are taken. The source's are taken when it publishes, whatever the transport.
     """
 
     ending: Ending
@@ -47,7 +60,7 @@ class Capabilities:
     one_sided: bool
     across_hosts: bool
     device_memory: bool = False
-    checksum_at: str = "cpu"
+    checksum_at: ChecksumAt = ChecksumAt.ARENA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,13 +86,36 @@ class Spans:
     def num_bytes(self) -> int:
         return int(self.lengths.sum())
 
+    def part(self, ranges: slice) -> Spans:
+        return Spans(
+            block_ids=self.block_ids[ranges], source_offsets=self.source_offsets[ranges],
+            offsets=self.offsets[ranges], lengths=self.lengths[ranges],
+        )
+
+
+def runs_of(lengths: Int64s, run_bytes: int, max_ranges: int | None = None) -> list[slice]:
+    """Consecutive ranges in runs of about `run_bytes` each, and of at most `max_ranges`."""
+    totals = np.cumsum(lengths) // run_bytes
+    if max_ranges is not None:
+        totals = totals + np.arange(len(lengths)) // max_ranges * (totals[-1] + 1)
+    cuts = np.flatnonzero(np.diff(totals)) + 1
+    return [slice(start, end) for start, end in itertools.pairwise([0, *cuts.tolist(), len(lengths)])]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fetched:
-    """The source's generation of each range's block, read before and after its copy: uint64 [n]."""
+    """What came of a fetch of n ranges.
 
-    generations_before: Generations
-    generations_after: Generations
+    Attributes:
+        generations_before, generations_after: uint64 [n], the source's generation of each range's block, read before
+            and after its copy.
+        checksums: uint64 [n], of what was written for each range; None if they are yet to be taken (`ChecksumAt.ARENA`,
+            or checksums are off).
+    """
+
+    generations_before: UInt64s
+    generations_after: UInt64s
+    checksums: UInt64s | None = None
 
 
 Authorize = Callable[[str], "frozenset[int] | None"]

@@ -1,4 +1,4 @@
-"""From a batch of pieces to byte ranges, and from fetched bytes to a verdict. Runs outside the event loop.
+"""From a batch of pieces to byte ranges, and from fetched bytes to a verdict.
 
 Shape suffix: N pieces of a batch.
 """
@@ -9,11 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.destination_state import Fetch
-from kv_transfer.geometry import slot_bytes
-from kv_transfer.publisher import Checksums
-from kv_transfer.transport import Fetched, Spans
-from pd_engine.cache.arena import Arena, component_offsets
-from pd_engine.cache.layout import CacheLayout
+from kv_transfer.geometry import piece_starts, slot_bytes
+from kv_transfer.transport import Checksums, Fetched, Spans, UInt64s
+from pd_engine.cache.arena import Arena
 
 
 def spans_of(fetch: Fetch, arena: Arena, num_source_blocks: int) -> Spans:
@@ -23,8 +21,8 @@ def spans_of(fetch: Fetch, arena: Arena, num_source_blocks: int) -> Spans:
     skipped_N = batch.first_slots * slot_bytes_N
     return Spans(
         block_ids=batch.source_block_ids,
-        source_offsets=_starts(layout, num_source_blocks, batch.components, batch.source_block_ids) + skipped_N,
-        offsets=_starts(layout, arena.num_blocks, batch.components, np.array(fetch.block_ids)) + skipped_N,
+        source_offsets=piece_starts(layout, num_source_blocks, batch.components, batch.source_block_ids) + skipped_N,
+        offsets=piece_starts(layout, arena.num_blocks, batch.components, np.array(fetch.block_ids)) + skipped_N,
         lengths=(batch.num_valid - batch.first_slots) * slot_bytes_N,
     )
 
@@ -37,21 +35,23 @@ def verify(fetch: Fetch, fetched: Fetched, arena: Arena, checksums: Checksums | 
         fetched.generations_after == batch.generations
     )
     if checksums is not None:
-        views = [
-            arena.piece(component, block, num_valid)
-            for component, block, num_valid in zip(
-                batch.components.tolist(), fetch.block_ids, batch.num_valid.tolist(), strict=True
-            )
-        ]
-        is_right_N &= checksums(views) == batch.checksums
+        is_right_N &= _checksums_N(fetch, fetched, arena, checksums) == batch.checksums
     return is_right_N
 
 
-def _starts(
-    layout: CacheLayout, num_blocks: int, component_N: npt.NDArray[np.int64], block_id_N: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """int64 [N]: byte offsets of whole pieces in an arena of `num_blocks` blocks."""
-    offsets_C = np.array(component_offsets(layout, num_blocks)[0], dtype=np.int64)
-    piece_bytes_C = slot_bytes(layout) * layout.block_size
-    starts_N: npt.NDArray[np.int64] = offsets_C[component_N] + block_id_N * piece_bytes_C[component_N]
-    return starts_N
+def must_read(fetch: Fetch, fetched: Fetched, checksums: Checksums | None) -> bool:
+    """Whether `verify` reads pieces in the arena (which takes as long as a copy), or only compares."""
+    return checksums is not None and (fetched.checksums is None or bool(fetch.batch.first_slots.any()))
+
+
+def _checksums_N(fetch: Fetch, fetched: Fetched, arena: Arena, checksums: Checksums) -> UInt64s:
+    """Of all valid slots of each piece. The transport's are of what it fetched: they serve where that is all of it."""
+    batch = fetch.batch
+    sums_N = np.zeros(len(batch), dtype=np.uint64) if fetched.checksums is None else fetched.checksums.copy()
+    is_open_N = np.full(len(batch), fetched.checksums is None) | (batch.first_slots > 0)
+    if is_open_N.any():
+        starts_N = piece_starts(arena.layout, arena.num_blocks, batch.components, np.array(fetch.block_ids))
+        lengths_N = batch.num_valid * slot_bytes(arena.layout)[batch.components]
+        octets = np.frombuffer(arena.buffer, dtype=np.uint8)
+        sums_N[is_open_N] = checksums(octets, starts_N[is_open_N], lengths_N[is_open_N])
+    return sums_N

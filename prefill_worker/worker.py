@@ -28,6 +28,8 @@ from pd_engine.service.identity import (
 from pd_engine.settings import Settings
 from prefill_worker.core import PrefillCore
 from prefill_worker.runner import PrefillRunner, StepReport
+from pd_kernels.block_checksum.ranges import range_checksums
+from prefill_worker.blocks import PromptBlocks
 from prefill_worker.service import PrefillService, PrefillWorkerService
 
 SERVICES = ("pdrelay.internal.v1.Worker", "pdrelay.internal.v1.PrefillWorker", "pdrelay.internal.v1.KvSource")
@@ -75,7 +77,7 @@ class PrefillWorker:
         self._source = HandoffSource(
             arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
             address=address, settings=self._settings.transfer,
-            transports=transports, checksums=engine.ops.block_checksums, clock=time.monotonic,
+            transports=transports, checksums=range_checksums, clock=time.monotonic,
         )
         await self._source.start()
         self._core = PrefillCore(

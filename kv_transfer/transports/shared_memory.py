@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import itertools
 import mmap
 import os
 import secrets
@@ -22,9 +21,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import numpy.typing as npt
 
-from kv_transfer.transport import Authorize, Capabilities, Connection, Ending, Fetched, Metadata, Spans
+from kv_transfer.transport import (
+    Authorize,
+    Bytes,
+    Capabilities,
+    ChecksumAt,
+    Connection,
+    Ending,
+    Fetched,
+    Int64s,
+    Metadata,
+    Spans,
+    UInt64s,
+    runs_of,
+)
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.listener import Listener
 from kv_transfer.wire import Fields
@@ -36,11 +47,9 @@ MAX_NAME_CHARS = 64
 LENGTH = struct.Struct("<Q")
 SLICE_BYTES = 8 * 1024 * 1024  # copied between two looks at whether anybody still wants it
 
-Copy = Callable[
-    [npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]],
-    None,
-]
-"""(source, destination, source offsets, destination offsets, lengths): see `pd_kernels.block_copy`."""
+Copy = Callable[[Bytes, Bytes, Int64s, Int64s, Int64s], UInt64s | None]
+"""(source, destination, source offsets, destination offsets, lengths) -> checksums of the ranges, unless they are off:
+see `pd_kernels.block_copy`."""
 
 
 class SharedMemorySource:
@@ -87,7 +96,9 @@ class SharedMemoryPull:
     """Maps sources' arenas and copies out of them, in a thread of its own."""
 
     name = NAME
-    capabilities = Capabilities(ending=Ending.CANCEL, ending_ms=1_000, one_sided=True, across_hosts=False)
+    capabilities = Capabilities(
+        ending=Ending.CANCEL, ending_ms=1_000, one_sided=True, across_hosts=False, checksum_at=ChecksumAt.COPY
+    )
 
     def __init__(self, arena: Arena, *, secret: str, copy: Copy) -> None:
         self._arena = arena
@@ -176,14 +187,19 @@ class SharedMemoryConnection:
         """In the copying thread."""
         _check_bounds(spans, len(self._source), len(self._destination), len(self._generations))
         before = self._generations[spans.block_ids]
-        for piece_slice in _slices(spans.lengths):
+        checksums: list[UInt64s] = []
+        for run in runs_of(spans.lengths, SLICE_BYTES):
             if stop.is_set():
                 raise DeadlineExceeded("nobody waits for this fetch any more")
-            self._copy(
-                self._source, self._destination, spans.source_offsets[piece_slice], spans.offsets[piece_slice],
-                spans.lengths[piece_slice],
+            sums = self._copy(
+                self._source, self._destination, spans.source_offsets[run], spans.offsets[run], spans.lengths[run]
             )
-        return Fetched(generations_before=before, generations_after=self._generations[spans.block_ids])
+            if sums is not None:
+                checksums.append(sums)
+        return Fetched(
+            generations_before=before, generations_after=self._generations[spans.block_ids],
+            checksums=np.concatenate(checksums) if checksums else None,
+        )
 
     async def _watch(self) -> None:
         """Ends when the source's process does."""
@@ -192,13 +208,6 @@ class SharedMemoryConnection:
                 pass
         except OSError:
             return
-
-
-def _slices(lengths: npt.NDArray[np.int64]) -> list[slice]:
-    """Runs of ranges of about `SLICE_BYTES` each."""
-    cuts = np.flatnonzero(np.diff(np.cumsum(lengths) // SLICE_BYTES)) + 1
-    edges = [0, *cuts.tolist(), len(lengths)]
-    return [slice(start, end) for start, end in itertools.pairwise(edges)]
 
 
 def _check_bounds(spans: Spans, num_source_bytes: int, num_bytes: int, num_blocks: int) -> None:

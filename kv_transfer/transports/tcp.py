@@ -14,15 +14,35 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kv_transfer.transport import Capabilities, Connection, Ending, Fetched, Metadata, Spans
+from kv_transfer.transport import (
+    Capabilities,
+    ChecksumAt,
+    Checksums,
+    Connection,
+    Ending,
+    Fetched,
+    Metadata,
+    Spans,
+    UInt64s,
+    runs_of,
+)
 from kv_transfer.transports.handshake import connect
 from kv_transfer.transports.tcp_frames import GENERATION, MAX_RANGES, REPLY, REQUEST, Status, ranges_of
-from kv_transfer.transports.tcp_source import NAME, hang_up, prepare, receive_into, send_views
+from kv_transfer.transports.tcp_source import (
+    MAX_VIEWS,
+    NAME,
+    hang_up,
+    prepare,
+    receive_into,
+    send_views,
+    views_of,
+)
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
 
 NUM_STREAMS = 2
+RUN_BYTES = 256 * 1024  # received and checksummed at a time: a part of a core's cache
 MAX_HOST_CHARS = 255
 
 
@@ -30,11 +50,14 @@ class TcpPull:
     """Connects to sources' ports."""
 
     name = NAME
-    capabilities = Capabilities(ending=Ending.REVOKE, ending_ms=1_000, one_sided=False, across_hosts=True)
+    capabilities = Capabilities(
+        ending=Ending.REVOKE, ending_ms=1_000, one_sided=False, across_hosts=True, checksum_at=ChecksumAt.ARRIVAL
+    )
 
-    def __init__(self, arena: Arena, *, secret: str) -> None:
+    def __init__(self, arena: Arena, *, secret: str, checksums: Checksums | None) -> None:
         self._arena = arena
         self._secret = secret
+        self._checksums = checksums
 
     async def connect(
         self, metadata: Metadata, *, epoch: str, token: str, num_blocks: int, timeout_s: float
@@ -42,7 +65,9 @@ class TcpPull:
         fields = Fields(dict(metadata), NAME)
         address = (fields.text("host", MAX_HOST_CHARS), fields.integer("port", 1, 65_535))
         fields.done()
-        connection = TcpConnection(address, self._arena, secret=self._secret, epoch=epoch)
+        connection = TcpConnection(
+            address, self._arena, secret=self._secret, epoch=epoch, checksums=self._checksums
+        )
         await connection.probe(token, timeout_s)
         return connection
 
@@ -65,9 +90,11 @@ class _Stream:
 class TcpConnection:
     """Up to `NUM_STREAMS` streams to one life of one source."""
 
-    def __init__(self, address: tuple[str, int], arena: Arena, *, secret: str, epoch: str) -> None:
+    def __init__(
+        self, address: tuple[str, int], arena: Arena, *, secret: str, epoch: str, checksums: Checksums | None
+    ) -> None:
         self._address = address
-        self._arena = arena
+        self._exchange = _Exchange(arena, checksums)
         self._secret = secret
         self._epoch = epoch
         self._idle: list[_Stream] = []
@@ -126,7 +153,7 @@ class TcpConnection:
 
     async def _fetch_on(self, stream: _Stream, spans: Spans, token: str) -> Fetched:
         job = asyncio.get_running_loop().run_in_executor(
-            self._executor, _run, stream, spans, self._arena, next(self._numbers), token
+            self._executor, self._exchange, stream, spans, next(self._numbers), token
         )
         self._unfinished[job] = stream
         job.add_done_callback(self._finished)
@@ -145,60 +172,57 @@ class TcpConnection:
             stream.sock.close()
 
 
-def _run(stream: _Stream, spans: Spans, arena: Arena, number: int, token: str) -> Fetched:
+class _Exchange:
     """In a thread of the pool: one request and its reply, or several if there are too many ranges for one."""
-    try:
-        parts = [
-            _exchange(stream, _part(spans, start), arena, number, token) for start in range(0, len(spans), MAX_RANGES)
-        ]
-    except OSError as error:
-        raise Unavailable(f"the source is gone: {error.strerror}") from None
-    return Fetched(
-        generations_before=np.concatenate([part.generations_before for part in parts]),
-        generations_after=np.concatenate([part.generations_after for part in parts]),
-    )
 
+    def __init__(self, arena: Arena, checksums: Checksums | None) -> None:
+        self._buffer = arena.buffer
+        self._octets = np.frombuffer(arena.buffer, dtype=np.uint8)
+        self._checksums = checksums
 
-def _exchange(stream: _Stream, spans: Spans, arena: Arena, number: int, token: str) -> Fetched:
-    sock, count = stream.sock, len(spans)
-    request = REQUEST.pack(number, token.encode("ascii"), count) + ranges_of(spans).tobytes()
-    send_views(sock, [memoryview(request)])
-    header = bytearray(REPLY.size)
-    receive_into(sock, [memoryview(header)])
-    answered, status = REPLY.unpack(header)
-    if status == Status.GONE and answered == number:
-        raise Gone
-    if status != Status.OK or answered != number:
-        raise Internal(f"tcp: reply {answered} with status {status} to request {number}")
-    before, after = bytearray(count * GENERATION.itemsize), bytearray(count * GENERATION.itemsize)
-    receive_into(sock, [memoryview(before)])
-    buffer = arena.buffer
-    views = [
-        buffer[offset : offset + length]
-        for offset, length in zip(spans.offsets.tolist(), spans.lengths.tolist(), strict=True)
-    ]
-    _receive_unless_stopped(stream, views)
-    receive_into(sock, [memoryview(after)])
-    return Fetched(
-        generations_before=np.frombuffer(before, dtype=GENERATION),
-        generations_after=np.frombuffer(after, dtype=GENERATION),
-    )
+    def __call__(self, stream: _Stream, spans: Spans, number: int, token: str) -> Fetched:
+        try:
+            parts = [
+                self._ask(stream, spans.part(slice(start, start + MAX_RANGES)), number, token)
+                for start in range(0, len(spans), MAX_RANGES)
+            ]
+        except OSError as error:
+            raise Unavailable(f"the source is gone: {error.strerror}") from None
+        sums = [part.checksums for part in parts if part.checksums is not None]
+        return Fetched(
+            generations_before=np.concatenate([part.generations_before for part in parts]),
+            generations_after=np.concatenate([part.generations_after for part in parts]),
+            checksums=np.concatenate(sums) if sums else None,
+        )
 
+    def _ask(self, stream: _Stream, spans: Spans, number: int, token: str) -> Fetched:
+        sock, count = stream.sock, len(spans)
+        request = REQUEST.pack(number, token.encode("ascii"), count) + ranges_of(spans).tobytes()
+        send_views(sock, [memoryview(request)])
+        runs = runs_of(spans.lengths, RUN_BYTES, MAX_VIEWS)
+        views = views_of(self._buffer, spans.offsets, spans.lengths)
+        header, before = bytearray(REPLY.size), bytearray(count * GENERATION.itemsize)
+        receive_into(sock, [memoryview(header)])
+        answered, status = REPLY.unpack(header)
+        if status == Status.GONE and answered == number:
+            raise Gone
+        if status != Status.OK or answered != number:
+            raise Internal(f"tcp: reply {answered} with status {status} to request {number}")
+        receive_into(sock, [memoryview(before)])
+        sums = [self._receive(stream, spans, run, views[run]) for run in runs]
+        after = bytearray(count * GENERATION.itemsize)
+        receive_into(sock, [memoryview(after)])
+        return Fetched(
+            generations_before=np.frombuffer(before, dtype=GENERATION),
+            generations_after=np.frombuffer(after, dtype=GENERATION),
+            checksums=None if self._checksums is None else np.concatenate(sums),
+        )
 
-def _receive_unless_stopped(stream: _Stream, views: list[memoryview]) -> None:
-    """Into the arena, and never a byte of a new group once nobody waits any more."""
-    group = 64
-    for start in range(0, len(views), group):
+    def _receive(self, stream: _Stream, spans: Spans, run: slice, views: list[memoryview]) -> UInt64s:
+        """A run of ranges into the arena, and their checksums; never a byte once nobody waits any more."""
         if stream.stop.is_set():
             raise Unavailable("nobody waits for this fetch any more")
-        receive_into(stream.sock, views[start : start + group])
-
-
-def _part(spans: Spans, start: int) -> Spans:
-    if len(spans) <= MAX_RANGES:
-        return spans
-    part = slice(start, start + MAX_RANGES)
-    return Spans(
-        block_ids=spans.block_ids[part], source_offsets=spans.source_offsets[part], offsets=spans.offsets[part],
-        lengths=spans.lengths[part],
-    )
+        receive_into(stream.sock, views)
+        if self._checksums is None:
+            return np.empty(0, dtype=np.uint64)
+        return self._checksums(self._octets, spans.offsets[run], spans.lengths[run])

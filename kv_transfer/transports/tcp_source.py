@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kv_transfer.transport import Authorize, Metadata
+from kv_transfer.transport import Authorize, Int64s, Metadata
 from kv_transfer.transports.listener import Listener
 from kv_transfer.transports.tcp_frames import (
     MAX_RANGES,
@@ -123,13 +123,11 @@ class _StreamServer:
         if allowed is None or not allowed.issuperset(ranges["block"].tolist()):
             sock.sendall(REPLY.pack(number, Status.GONE))
             return
-        buffer = self._arena.buffer
         before = self._arena.generations[ranges["block"]]
-        views = [
-            buffer[offset : offset + length]
-            for offset, length in zip(ranges["offset"].tolist(), ranges["length"].tolist(), strict=True)
-        ]
-        send_views(sock, [memoryview(REPLY.pack(number, Status.OK) + before.tobytes()), *views])
+        sock.sendall(REPLY.pack(number, Status.OK) + before.tobytes())
+        for start in range(0, len(ranges), MAX_VIEWS):  # views are made while earlier ones travel
+            part = ranges[start : start + MAX_VIEWS]
+            send_views(sock, views_of(self._arena.buffer, part["offset"], part["length"]))
         sock.sendall(self._arena.generations[ranges["block"]].tobytes())
 
 
@@ -148,6 +146,12 @@ def hang_up(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:  # already closed by one of the two sides
         return
+
+
+def views_of(buffer: memoryview, offsets: Int64s, lengths: Int64s) -> list[memoryview]:
+    """Of ranges of a buffer."""
+    ends = (offsets + lengths).tolist()
+    return [buffer[start:end] for start, end in zip(offsets.tolist(), ends, strict=True)]
 
 
 def send_views(sock: socket.socket, views: Sequence[memoryview]) -> None:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from kv_transfer.transport import Connection
+from kv_transfer.transport import ChecksumAt, Connection
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_engine.errors import Gone, InvalidArgument, PdRelayError, Unauthenticated, Unavailable
+from pd_kernels.block_checksum.reference import checksum
 from support.leaks import assert_no_leaks, until
 from support.transport_cases import TIMEOUT_S, TRANSPORTS, Pair, transport_pair
 
@@ -52,6 +53,20 @@ async def test_generations_are_those_of_the_source(pair: Pair, connection: Conne
     fetched = await connection.fetch(spans, token=pair.new_token(), timeout_s=TIMEOUT_S)
     assert fetched.generations_before.tolist() == [3, 0]
     assert fetched.generations_after.tolist() == [3, 0]
+
+
+async def test_checksums_are_of_what_was_written(pair: Pair, connection: Connection) -> None:
+    """Taken by the transport, where it says so, or left to its user."""
+    spans = pair.spans([(c, block, block + 7, 0, 16) for c in range(3) for block in range(24)] + [(0, 3, 1, 5, 7)])
+    fetched = await connection.fetch(spans, token=pair.new_token(), timeout_s=TIMEOUT_S)
+    if pair.pull.capabilities.checksum_at is ChecksumAt.ARENA:
+        assert fetched.checksums is None
+    else:
+        assert fetched.checksums is not None
+        assert fetched.checksums.tolist() == [
+            checksum(pair.arena.buffer[start : start + length])
+            for start, length in zip(spans.offsets.tolist(), spans.lengths.tolist(), strict=True)
+        ]
 
 
 async def test_one_byte_ranges_and_one_range(pair: Pair, connection: Connection) -> None:

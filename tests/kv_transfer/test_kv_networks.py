@@ -24,6 +24,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from pd_engine.service.client import connect, kv_source_stub
 from pd_engine.settings import TransferSettings
+from pd_kernels.block_checksum.ranges import range_checksums
 from support.handoffs import FINGERPRINT, LAYOUT, SECRET, DestinationSide, SourceSide, new_key, running
 from support.leaks import assert_no_leaks, assert_pool_is_free, until
 from support.proxy import Proxy
@@ -49,7 +50,8 @@ class Lab:
         self.transport = ProxiedTcpSource(secret=SECRET, host="127.0.0.1")
         self.source = SourceSide(settings=settings, transports=[self.transport])
         self.destination = DestinationSide(
-            settings=settings, make_transports=lambda arena: [TcpPull(arena, secret=SECRET)]
+            settings=settings,
+            make_transports=lambda arena: [TcpPull(arena, secret=SECRET, checksums=range_checksums)],
         )
 
     @asynccontextmanager
@@ -177,7 +179,7 @@ async def test_a_request_that_makes_no_sense_is_hung_up_on(ranges: list[tuple[in
     async with lab.running():
         key = new_key()
         info = lab.source.begin(key, NUM_TOKENS)
-        pull = TcpPull(lab.destination.arena, secret=SECRET)
+        pull = TcpPull(lab.destination.arena, secret=SECRET, checksums=None)
         connection = await pull.connect(
             lab.transport.metadata(), epoch=info.epoch, token=info.token, num_blocks=NUM_BLOCKS, timeout_s=5
         )

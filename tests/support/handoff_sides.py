@@ -12,13 +12,13 @@ import numpy.typing as npt
 from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Fetch, LeaseRecord
 from kv_transfer.journey import JourneyKey
-from kv_transfer.publisher import Checksums, Progress
+from kv_transfer.publisher import Progress
 from kv_transfer.source_state import SourceBook, SourceHandoff
-from kv_transfer.transport import Fetched, Spans
+from kv_transfer.transport import Checksums, Fetched, Spans
 from kv_transfer.verification import verify
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
-from pd_kernels.block_checksum.reference import block_checksums
+from pd_kernels.block_checksum.ranges import range_checksums
 from support.handoff_prompt import Prompt
 
 Verify = Callable[[Fetch, Fetched, Arena, Checksums | None], npt.NDArray[np.bool_]]
@@ -31,7 +31,7 @@ class Parts:
     source_book: type[SourceBook] = SourceBook
     destination_book: type[DestinationBook] = DestinationBook
     verify: Verify = verify
-    checksums: Checksums | None = block_checksums
+    checksums: Checksums | None = range_checksums
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ from pd_engine.errors import PdRelayError
 from pd_engine.service.client import connect
 from pd_engine.service.server import bind, build_server
 from pd_engine.settings import TransferSettings
-from pd_kernels.block_checksum.reference import block_checksums
+from pd_kernels.block_checksum.ranges import range_checksums
 
 SECRET = "a-secret-of-tests-only"
 FINGERPRINT = "0123456789abcdef"
@@ -77,7 +77,7 @@ class SourceSide:
             transports = source_transports(settings, secret=SECRET, host="127.0.0.1")
         self.source = HandoffSource(
             arena=self.arena, fingerprint=fingerprint, worker_id=worker_id, epoch=self.epoch, address="",
-            settings=settings, transports=transports, checksums=block_checksums, clock=time.monotonic,
+            settings=settings, transports=transports, checksums=range_checksums, clock=time.monotonic,
         )
         self.server = build_server(secret=SECRET)
         self._port = port
@@ -141,7 +141,7 @@ class DestinationSide:
         )
         self.destination = HandoffDestination(
             arena=self.arena, pool=self.pool, fingerprint=fingerprint, worker_id=worker_id,
-            epoch=secrets.token_hex(16), settings=settings, transports=transports, checksums=block_checksums,
+            epoch=secrets.token_hex(16), settings=settings, transports=transports, checksums=range_checksums,
             clock=time.monotonic, open_channel=lambda address: connect(address, SECRET),
             on_complete=self._on_complete, on_failed=self._on_failed, on_expired=self.expired.append,
         )

@@ -12,10 +12,9 @@ from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Completed, Fetch, LeaseEvent, LeaseRecord, LeaseState
 from kv_transfer.journey import JourneyKey
 from kv_transfer.manifest import Closing
-from kv_transfer.publisher import Checksums
 from kv_transfer.quarantine import Quarantine
 from kv_transfer.source_state import SourceBook, SourceEvent, SourceHandoff
-from kv_transfer.transport import Fetched
+from kv_transfer.transport import Checksums, Fetched
 from kv_transfer.verification import verify
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool

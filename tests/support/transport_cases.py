@@ -17,7 +17,8 @@ from kv_transfer.transports.tcp import TcpPull
 from kv_transfer.transports.tcp_source import TcpSource
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.layout import CacheLayout
-from pd_kernels.block_copy.reference import copy_pieces
+from pd_kernels.block_checksum.ranges import range_checksums
+from pd_kernels.block_copy import copy_and_checksum_pieces
 from support.handoffs import LAYOUT, SECRET, fill_random
 
 TRANSPORTS = ("loopback", "shared_memory", "tcp")
@@ -91,11 +92,11 @@ async def transport_pair(
         "loopback": (lambda: LoopbackSource(network), lambda secret: LoopbackPull(network, arena)),
         "shared_memory": (
             lambda: SharedMemorySource(secret=SECRET),
-            lambda secret: SharedMemoryPull(arena, secret=secret, copy=copy_pieces),
+            lambda secret: SharedMemoryPull(arena, secret=secret, copy=copy_and_checksum_pieces),
         ),
         "tcp": (
             lambda: TcpSource(secret=SECRET, host="127.0.0.1"),
-            lambda secret: TcpPull(arena, secret=secret),
+            lambda secret: TcpPull(arena, secret=secret, checksums=range_checksums),
         ),
     }
     make_source, make_pull = makers[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
 import socket
@@ -12,17 +13,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, closing
 
 import numpy as np
-import numpy.typing as npt
 
 from kv_transfer.transport import Connection
 from kv_transfer.transports import pull_transports
-from kv_transfer.transports.tcp_source import receive_into
+from kv_transfer.transports.tcp_source import receive_into, views_of
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DataLoss
 from pd_engine.settings import TransferSettings
-from pd_kernels.backend import load_ops
+from pd_kernels.block_checksum.ranges import range_checksums
 from pd_kernels.block_copy import copy_pieces
-from pd_kernels.ops import Ops
 from pd_ops.bench.child import Child
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.moving_cases import MovingCase, MovingRow, moving_cases, moving_row
@@ -75,17 +74,16 @@ class CasePuller:
         self._arena = Arena(case.layout, case.num_blocks)
         self._copied = Arena(case.layout, case.num_blocks)  # what the bare copy reads
         self._spans = case.spans()
-        self._ops: Ops = load_ops("auto", threads=1)
         self._checksums = np.array(about["checksums"], dtype=np.uint64)
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[tuple[str, bool], Connection] = {}  # by (transport, whether checksums are on)
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._bare: socket.socket | None = None
         np.frombuffer(self._copied.buffer, dtype=np.uint8)[self._copied.offsets[0] :] = 1
         np.frombuffer(self._arena.buffer, dtype=np.uint8)[self._arena.offsets[0] :] = 2
 
     async def connect(self, transports: Sequence[str]) -> None:
-        for name in transports:
-            settings = TransferSettings.model_validate({"transport": name})
+        for name, checksums in itertools.product(transports, (False, True)):
+            settings = TransferSettings.model_validate({"transport": name, "checksums": checksums})
             [transport] = pull_transports(settings, self._arena, secret=self._secret)
             self._closers.append(transport.close)
             connection = await transport.connect(
@@ -93,7 +91,7 @@ class CasePuller:
                 timeout_s=TIMEOUT_S,
             )
             self._closers.append(connection.close)
-            self._connections[name] = connection
+            self._connections[name, checksums] = connection
         if any(name in ACROSS_HOSTS for name in transports):
             self._bare = socket.create_connection((HOST, self._about["bare_port"]))
 
@@ -102,9 +100,8 @@ class CasePuller:
         turns: dict[tuple[str, bool], Turn] = {(COPY, False): self._copy}
         if self._bare is not None:
             turns[BARE_SOCKET, False] = self._receive_bare
-        for name in self._connections:
-            turns[name, False] = lambda name=name: self._fetch(name, verify=False)  # type: ignore[misc]
-            turns[name, True] = lambda name=name: self._fetch(name, verify=True)  # type: ignore[misc]
+        for key in self._connections:
+            turns[key] = lambda key=key: self._fetch(*key)  # type: ignore[misc]
         return turns
 
     async def close(self) -> None:
@@ -122,24 +119,18 @@ class CasePuller:
     async def _receive_bare(self) -> None:
         assert self._bare is not None
         self._bare.sendall(b"x")
-        receive_into(self._bare, self._views())
+        receive_into(self._bare, views_of(self._arena.buffer, self._spans.offsets, self._spans.lengths))
 
-    async def _fetch(self, name: str, *, verify: bool) -> None:
-        await self._connections[name].fetch(self._spans, token=TOKEN, timeout_s=TIMEOUT_S)
-        if verify:
-            got = await asyncio.to_thread(self._checksums_here)
-            if not np.array_equal(got, self._checksums):
-                raise DataLoss(f"{name}: what arrived has other checksums than what was sent")
-
-    def _checksums_here(self) -> npt.NDArray[np.uint64]:
-        return self._ops.block_checksums(self._views())
-
-    def _views(self) -> list[memoryview]:
-        buffer = self._arena.buffer
-        return [
-            buffer[offset : offset + length]
-            for offset, length in zip(self._spans.offsets.tolist(), self._spans.lengths.tolist(), strict=True)
-        ]
+    async def _fetch(self, name: str, checksums: bool) -> None:
+        fetched = await self._connections[name, checksums].fetch(self._spans, token=TOKEN, timeout_s=TIMEOUT_S)
+        if not checksums:
+            return
+        got = fetched.checksums
+        if got is None:
+            octets = np.frombuffer(self._arena.buffer, dtype=np.uint8)
+            got = await asyncio.to_thread(range_checksums, octets, self._spans.offsets, self._spans.lengths)
+        if not np.array_equal(got, self._checksums):
+            raise DataLoss(f"{name}: what arrived has other checksums than what was sent")
 
 
 async def _take_turns(

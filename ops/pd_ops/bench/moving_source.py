@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from kv_transfer.transport import SourceTransport
 from kv_transfer.transports import source_transports
-from kv_transfer.transports.tcp_source import send_views
+from kv_transfer.transports.tcp_source import send_views, views_of
 from pd_engine.cache.arena import Arena
 from pd_engine.settings import TransferSettings
-from pd_kernels.backend import load_ops
+from pd_kernels.block_checksum.ranges import range_checksums
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.moving_cases import MovingCase, moving_cases
 
@@ -51,8 +51,8 @@ class CaseSource:
             await transport.start(self._arena, EPOCH, lambda token: allowed if token == TOKEN else None)
         listener = socket.create_server((HOST, 0))
         threading.Thread(target=self._serve_bare, args=(listener,), daemon=True).start()
-        pieces = [self._arena.piece(0, block) for block in self._case.spans().block_ids.tolist()]
-        checksums = load_ops("auto", threads=1).block_checksums(pieces)
+        octets, spans = np.frombuffer(self._arena.buffer, dtype=np.uint8), self._case.spans()
+        checksums = range_checksums(octets, spans.source_offsets, spans.lengths)
         return {
             "metadata": {transport.name: dict(transport.metadata()) for transport in self._transports},
             "bare_port": listener.getsockname()[1], "checksums": [int(value) for value in checksums],
@@ -65,10 +65,7 @@ class CaseSource:
 
     def _serve_bare(self, listener: socket.socket) -> None:
         spans = self._case.spans()
-        views = [
-            self._arena.buffer[offset : offset + length]
-            for offset, length in zip(spans.source_offsets.tolist(), spans.lengths.tolist(), strict=True)
-        ]
+        views = views_of(self._arena.buffer, spans.source_offsets, spans.lengths)
         puller, _ = listener.accept()
         with listener, puller:
             puller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
