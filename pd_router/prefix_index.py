@@ -7,6 +7,7 @@ next one: at most a step a block, however many workers and blocks there are. Pur
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -87,12 +88,11 @@ class PrefixIndex:
         Args:
             block_hashes: of the prompt's full blocks, in order.
         """
-        holders_of = self._holders.get
         num_held: dict[str, int] = {}
         everybody = -1
         together = everybody  # hold all blocks so far
-        for depth, block_hash in enumerate(block_hashes):
-            remaining = together & holders_of(block_hash, 0)
+        for depth, holders in enumerate(map(self._holders.get, block_hashes, itertools.repeat(0))):
+            remaining = together & holders
             if remaining != together:
                 if depth:
                     self._note(together ^ remaining, depth, num_held)
