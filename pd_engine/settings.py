@@ -19,6 +19,9 @@ from pd_engine.hashing import DEFAULT_BLOCK_SIZE
 from pd_engine.sampling.params import MAX_SPECULATE
 
 
+CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,31}$"
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -87,7 +90,7 @@ class TransferSettings(Section):
 class ClusterSettings(Section):
     """The processes of one cluster, and the Ray that runs them."""
 
-    name: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="names this cluster on its host")
+    name: str = Field("default", pattern=CLUSTER_NAME, description="names this cluster on its host")
     ray_address: str | None = Field(None, description="none: start a Ray cluster on this host; else join this one")
     object_store_mib: int = Field(80, ge=75, description="Ray's object store, which no request uses")
     start_timeout_s: float = Field(120.0, gt=0, description="until every process must be ready")

@@ -99,6 +99,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         serving.close()
 
 
+def test_nothing_listens_beyond_this_host(cluster: Cluster) -> None:
+    serving = psutil.Process(cluster.ready["pid"])
+    listening = {
+        connection.laddr.ip
+        for process in [serving, *serving.children(recursive=True)]
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}, listening
+    assert listening
+
+
 def test_a_completion_is_what_one_process_gives(cluster: Cluster) -> None:
     remote, alone = cluster.run("submit", *TOKENS), run_command("generate", *TOKENS)
     assert (remote.code, alone.code) == (0, 0), remote.stderr + alone.stderr

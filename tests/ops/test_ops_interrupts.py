@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 
-from pd_ops.cluster.interrupts import Interrupts, uninterrupted, unless
+from pd_ops.cluster.interrupts import Interrupts, interruptible, uninterrupted, unless
 
 
 async def forever() -> None:
@@ -58,9 +59,9 @@ async def test_work_that_ends_first() -> None:
 def test_sigterm_runs_finally() -> None:
     script = (
         "import os, signal\n"
-        "from pd_ops.cluster.interrupts import sigterm_interrupts\n"
+        "from pd_ops.cluster.interrupts import interruptible\n"
         "try:\n"
-        "    with sigterm_interrupts():\n"
+        "    with interruptible():\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        signal.pause()\n"
         "except KeyboardInterrupt:\n"
@@ -68,6 +69,19 @@ def test_sigterm_runs_finally() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "cleaned up\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_library_swallowed_is_remembered(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with interruptible() as interruption:
+        interruption.check()
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), number)
+            signal.pause()
+        with pytest.raises(KeyboardInterrupt):
+            interruption.check()
+    assert signal.getsignal(number) is before
 
 
 def test_an_ending_is_not_interrupted() -> None:

@@ -59,11 +59,12 @@ class RouterStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlace:
-    """A worker as the router is told of it."""
+    """A worker as the router is told of it. `is_expected` is False once its process has ended: none replaces it."""
 
     worker_id: str
     role: str
     address: str
+    is_expected: bool = True
 
 
 class WorkerActor:
@@ -160,7 +161,7 @@ class RouterActor:
 
         assert self._router is not None, "not started"
         await self._router.set_workers(
-            [WorkerEndpoint(worker_id=p.worker_id, role=p.role, address=p.address) for p in places]
+            [WorkerEndpoint(p.worker_id, p.role, p.address, is_expected=p.is_expected) for p in places]
         )
 
     async def stop(self, drain_s: float) -> Failure | None:

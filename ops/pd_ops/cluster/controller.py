@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,6 +72,7 @@ class Controller:
         self._host = host
         self._secret = new_secret()
         self._actors: list[_Actor] = []
+        self._places: list[WorkerPlace] = []
         self._deaths: set[asyncio.Future[str]] = set()
 
     async def start(self) -> ReadyCluster:
@@ -103,8 +104,8 @@ class Controller:
             )
             for actor, worker in zip(worker_actors, started, strict=True)
         ]
-        places = [WorkerPlace(worker_id=w.worker_id, role=w.role.value, address=w.address) for w in workers]
-        await self._call(router_actor, "set_workers", places)
+        self._places = [WorkerPlace(worker_id=w.worker_id, role=w.role.value, address=w.address) for w in workers]
+        await self._call(router_actor, "set_workers", self._places)
         self._deaths = {asyncio.ensure_future(self._death(actor)) for actor in self._actors}
         return ReadyCluster(router=router, workers=tuple(workers))
 
@@ -141,8 +142,20 @@ class Controller:
         try:
             await actor.handle.wait_for_death.remote()
         except RayError:
+            if actor.plan.role is not Role.ROUTER:
+                await self._tell_of_end(actor.plan.actor_id)
             return actor.plan.actor_id
         raise AssertionError(f"{actor.plan.actor_id} answered a call that never answers")
+
+    async def _tell_of_end(self, worker_id: str) -> None:
+        """So that the router lets nobody wait for a worker that is not started again."""
+        self._places = [
+            replace(place, is_expected=False) if place.worker_id == worker_id else place for place in self._places
+        ]
+        try:
+            await self._call(self._actors[0], "set_workers", self._places)
+        except PdRelayError as error:
+            log.warning("the router could not be told that %s has ended: %s", worker_id, error.message)
 
     def _place(self, plan: ActorPlan) -> _Actor:
         cls = ray.remote(RouterActor if plan.role is Role.ROUTER else WorkerActor)

@@ -43,18 +43,35 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
         await asyncio.gather(task, waiting, return_exceptions=True)
 
 
+class Interruption:
+    """Whether a signal has come. Libraries swallow exceptions that are raised under them, so it is kept here too."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def check(self) -> None:
+        """Raises:
+        KeyboardInterrupt: a signal has come.
+        """
+        if self.has_come:
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """For code outside an event loop: SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that `finally` runs."""
+def interruptible() -> Iterator[Interruption]:
+    """For code outside an event loop: both signals raise KeyboardInterrupt, so that `finally` runs."""
+    interruption = Interruption()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        interruption.has_come = True
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
     try:
-        yield
+        yield interruption
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

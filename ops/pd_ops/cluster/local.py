@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pd_engine.errors import Cancelled, InvalidArgument
-from pd_engine.settings import RouterSettings, Settings
-from pd_ops.cluster.interrupts import Interrupts, sigterm_interrupts, unless
+from pd_engine.settings import Settings
+from pd_ops.cluster.interrupts import Interrupts, interruptible, unless
 from pd_ops.cluster.plan import plan_cluster
+from pd_ops.cluster.preflight import check_ops, check_ports
 from pd_ops.cluster.ray_runtime import RayRuntime, connected
 from pd_ops.cluster.state_file import ClusterState, Phase, StateFile
 
@@ -28,11 +27,14 @@ def local_cluster(settings: Settings) -> Iterator[LocalCluster]:
 
     Raises:
         AlreadyExists: a cluster of this name runs on this host.
-        InvalidArgument: a port is in use.
+        InvalidArgument: a port is in use, or both doors have the same.
+        FailedPrecondition: a directory cannot be written, or the compiled ops are of other sources.
         Unavailable: Ray did not start.
+        KeyboardInterrupt: a signal came.
     """
-    with sigterm_interrupts(), StateFile(settings.cluster.name) as state_file:
+    with interruptible() as interruption, StateFile(settings.cluster.name) as state_file:
         check_ports(settings.router)
+        check_ops(settings.engine.ops)
         state = ClusterState(
             name=settings.cluster.name, pid=os.getpid(), phase=Phase.STARTING, model=settings.model,
             log_directory=str(state_file.log_directory),
@@ -40,6 +42,7 @@ def local_cluster(settings: Settings) -> Iterator[LocalCluster]:
         state_file.write(state)
         plan = plan_cluster(settings)
         with connected(settings.cluster, plan.num_cpus) as runtime:
+            interruption.check()
             yield LocalCluster(settings=settings, state_file=state_file, state=state, runtime=runtime)
 
 
@@ -67,7 +70,7 @@ class LocalCluster:
         ends it at once.
 
         Raises:
-            Cancelled: a signal came while it was starting.
+            KeyboardInterrupt: a signal came while it was starting.
             PdRelayError: of the actor that could not start.
         """
         from pd_ops.cluster.controller import Controller, check_resources  # Ray's environment is set by now
@@ -79,7 +82,7 @@ class LocalCluster:
         try:
             ready = await unless(interrupts.first, controller.start())
             if ready is None:
-                raise Cancelled("interrupted while the cluster was starting")
+                raise KeyboardInterrupt
             state = replace(
                 self.state, phase=Phase.READY, grpc_address=ready.router.grpc_address,
                 http_address=ready.router.http_address, ray_address=self.runtime.address,
@@ -90,24 +93,3 @@ class LocalCluster:
             await unless(interrupts.second, controller.stop(DRAIN_S))
         finally:
             controller.kill()
-
-
-def check_ports(settings: RouterSettings) -> None:
-    """Finds out before anything is started what the router would find out at the end of the start.
-
-    Raises:
-        InvalidArgument: a port cannot be bound on `settings.host`.
-    """
-    for flag, port in (("--grpc-port", settings.grpc_port), ("--http-port", settings.http_port)):
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-        except OSError as error:
-            raise InvalidArgument(
-                f"cannot listen on {settings.host}:{port}: {error.strerror or error}; choose another port with {flag}, "
-                f"or 0 for any free one"
-            ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from pd_engine.errors import FailedPrecondition
 from pd_ops.cluster import guardian
 
 KILL_TIMEOUT_S = 5.0
+GUARDIAN_TIMEOUT_S = guardian.GIVE_UP_S + 5.0
 MARK_ENVIRONMENT = "PD_RELAY_CLUSTER_MARK"
 MAX_BASE_CHARS = 40  # Ray's unix sockets lie about 62 characters deeper than its directory; 107 is the limit
 
@@ -77,9 +80,17 @@ class Guarded:
 
 @contextmanager
 def guarded() -> Iterator[Guarded]:
-    """A guardian process (see `guardian.py`) for the time of the context."""
+    """A guardian process (see `guardian.py`) for the time of the context.
+
+    Raises:
+        FailedPrecondition: no temporary directory can be made.
+    """
     base = tempfile.gettempdir()
-    directory = tempfile.mkdtemp(prefix="pd-relay-", dir=base if len(base) <= MAX_BASE_CHARS else "/tmp")
+    base = base if len(base) <= MAX_BASE_CHARS else "/tmp"
+    try:
+        directory = tempfile.mkdtemp(prefix="pd-relay-", dir=base)
+    except OSError as error:
+        raise FailedPrecondition(f"cannot make a directory in {base}: {error.strerror}; TMPDIR names another") from None
     value = secrets.token_hex(16)
     # In a session of its own: a Ctrl-C in the terminal, or a signal to our group, must not end it with us.
     process = subprocess.Popen(
@@ -93,4 +104,9 @@ def guarded() -> Iterator[Guarded]:
         )
     finally:
         process.stdin.close()
-        process.wait()
+        try:
+            process.wait(GUARDIAN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            process.kill()
+            process.wait()
+        shutil.rmtree(directory, ignore_errors=True)  # its work, if it was killed

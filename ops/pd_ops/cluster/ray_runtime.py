@@ -2,8 +2,8 @@
 
 A Ray of our own is small: no dashboard, no usage reports, the smallest object store (no request touches it), and just
 as many idle processes at the start as actors will need. It lives and dies with this process; a guardian sees to it if
-we are killed. Ray listens on all interfaces whatever one tells it, and lets nobody in without its token (its default
-for a cluster that `ray.init` starts).
+we are killed. It listens on the loopback address only, and lets nobody in without its token (its default for a cluster
+that `ray.init` starts).
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "2",                    # glibc's arenas a thread would cost workers tens of MB
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+# What Ray does on systems where it has no clusters of many hosts: it takes 127.0.0.1 for this host's address, and then
+# its processes listen nowhere else. (An address that is passed to ray.init is replaced by that of an interface.)
+OWN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +77,8 @@ def connected(settings: ClusterSettings, num_cpus: int) -> Iterator[RayRuntime]:
         Unavailable: Ray did not start, or cannot be reached at `settings.ray_address`.
     """
     with guarded() as guard:
-        os.environ.update(ENVIRONMENT | dict(os.environ) | guard.environment)
+        own = OWN_ENVIRONMENT if settings.ray_address is None else {}
+        os.environ.update(ENVIRONMENT | own | dict(os.environ) | guard.environment)
         ray: Any = importlib.import_module("ray")  # only now: it reads the environment when it is imported
         try:
             context = _init(ray, settings, num_cpus, guard)
@@ -96,10 +101,13 @@ def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) ->
             object_store_memory=settings.object_store_mib * 2**20,
             _temp_dir=str(guard.directory), **common,
         )
-    except (RuntimeError, ConnectionError, TimeoutError, ValueError, OSError) as error:
+    except Exception as error:  # whatever Ray raises: of a start that takes too long, a plain Exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if settings.ray_address is None:
-            raise Unavailable(f"Ray could not start: {reason}") from error
+            raise Unavailable(
+                f"Ray could not start: {reason}; a busy or full host is the usual reason: look at its load, its memory "
+                f"and {guard.directory.parent}, and try again"
+            ) from error
         raise Unavailable(
             f"Ray could not be reached at {settings.ray_address}: {reason}; if it asks for a token, set "
             f"RAY_AUTH_MODE=token and have its token in ~/.ray/auth_token"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import stat
 import tempfile
 import time
@@ -22,7 +23,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Self
 
-from pd_engine.errors import AlreadyExists, FailedPrecondition, NotFound
+from pd_engine.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from pd_engine.settings import CLUSTER_NAME
 
 DIRECTORY_ENVIRONMENT = "PD_RELAY_STATE_DIR"
 LOCK_TRIES = 5
@@ -75,6 +77,7 @@ class StateFile:
 
     Raises (on entering):
         AlreadyExists: a cluster of this name runs on this host.
+        FailedPrecondition: the lock cannot be opened.
     """
 
     def __init__(self, name: str) -> None:
@@ -84,7 +87,11 @@ class StateFile:
         self._state: ClusterState | None = None
 
     def __enter__(self) -> Self:
-        fd = os.open(_lock_path(self._directory, self._name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = _lock_path(self._directory, self._name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FailedPrecondition(f"cannot open {path}: {error.strerror}") from None
         if not _lock(fd):
             os.close(fd)
             raise AlreadyExists(
@@ -138,9 +145,14 @@ def read_state(name: str) -> ClusterState:
     """The state of a running cluster.
 
     Raises:
+        InvalidArgument: no cluster can have this name.
         NotFound: no cluster of this name runs on this host for this user.
         FailedPrecondition: it runs, but has not written its state yet, or is of another version.
     """
+    if not re.fullmatch(CLUSTER_NAME, name):
+        raise InvalidArgument(
+            f"a cluster's name has 1 to 32 lower-case letters, digits and hyphens, none in front, got {name[:64]!r}"
+        )
     if not is_running(name):
         others = running_clusters()
         hint = f"running: {', '.join(others)}" if others else "start one with pd-relay serve"

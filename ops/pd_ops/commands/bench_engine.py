@@ -19,7 +19,7 @@ from pd_ops.bench.models import TINY_NAME, write_tiny
 from pd_ops.bench.peers import Missing, Peer, find_peers, parse_names
 from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
-from pd_ops.output import Interrupted, Output
+from pd_ops.output import Output
 
 DTYPES = ("bf16", "fp32")
 
@@ -77,7 +77,7 @@ def command(
     output.document(document)
     output.text(_engine_text(document, result))
     if interrupted:
-        raise Interrupted
+        raise KeyboardInterrupt
 
 
 def _run(

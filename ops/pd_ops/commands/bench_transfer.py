@@ -18,7 +18,7 @@ from pd_ops.bench.models import TINY_NAME, write_tiny
 from pd_ops.bench.moving_sizes import NUM_PIECES, REGION_BYTES
 from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
-from pd_ops.output import Document, Interrupted, Output
+from pd_ops.output import Document, Output
 from pd_ops.tables import milliseconds, table
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def command(
     })
     output.text(_text(about, rows, handoffs))
     if interrupted:
-        raise Interrupted
+        raise KeyboardInterrupt
 
 
 _STATISTIC = (

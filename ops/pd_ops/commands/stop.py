@@ -11,7 +11,7 @@ import typer
 
 from pd_engine.errors import DeadlineExceeded
 from pd_ops.cluster.processes import descendants, end_processes
-from pd_ops.cluster.state_file import is_running, read_state
+from pd_ops.cluster.state_file import Phase, is_running, read_state
 from pd_ops.commands import options
 
 POLL_S = 0.05
@@ -28,21 +28,23 @@ def command(
     output = options.start(context, as_json)
     state = read_state(cluster)
     processes = descendants(state.pid)
-    forced = not _terminate(cluster, state.pid, timeout)
+    # A second signal would end it without waiting for running requests: one that is stopping is waited for.
+    forced = not _terminate(cluster, state.pid, timeout, is_asked=state.phase is Phase.STOPPING)
     left = end_processes(processes, LEFTOVER_GRACE_S)
     output.document({"cluster": cluster, "pid": state.pid, "stopped": True, "forced": forced, "killed_pids": left})
     output.text(f"stopped {cluster!r}" + (" (it had to be killed)" if forced else "") + "; no process is left")
 
 
-def _terminate(cluster: str, pid: int, timeout_s: float) -> bool:
-    """Asks the serving process to end and waits; kills it after `timeout_s`. Whether it ended by itself.
+def _terminate(cluster: str, pid: int, timeout_s: float, *, is_asked: bool) -> bool:
+    """Asks the serving process to end (unless it was), and waits; kills it after `timeout_s`. Whether it ended itself.
 
     Raises:
         DeadlineExceeded: it is still there after it was killed.
     """
     for number, wait_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, LEFTOVER_GRACE_S)):
         try:
-            os.kill(pid, number)
+            if number is signal.SIGKILL or not is_asked:
+                os.kill(pid, number)
         except ProcessLookupError:
             return True
         deadline = time.monotonic() + wait_s

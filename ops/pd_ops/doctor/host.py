@@ -17,7 +17,7 @@ import psutil
 from pd_engine.errors import InvalidArgument, PdRelayError
 from pd_engine.model.checkpoint import weight_files
 from pd_engine.settings import Settings
-from pd_ops.cluster.local import check_ports
+from pd_ops.cluster.preflight import check_ports
 from pd_ops.cluster.state_file import read_state
 from pd_ops.doctor.check import Check, Result
 

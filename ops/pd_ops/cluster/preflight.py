@@ -1,0 +1,58 @@
+"""What would fail only once everything is started, looked at before anything is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from pd_engine.errors import FailedPrecondition, InvalidArgument
+from pd_engine.settings import RouterSettings
+from pd_kernels.build import library_path, source_digest
+from pd_kernels.cpu.native import library_directory, usable_isas
+
+
+def check_ports(settings: RouterSettings) -> None:
+    """Raises:
+    InvalidArgument: a port cannot be bound on `settings.host`, or the two are the same.
+    """
+    if settings.grpc_port == settings.http_port != 0:
+        raise InvalidArgument(
+            f"both doors have port {settings.grpc_port}: --grpc-port and --http-port must differ; 0 is any free one"
+        )
+    for flag, port in (("--grpc-port", settings.grpc_port), ("--http-port", settings.http_port)):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot listen on {settings.host}:{port}: {error.strerror or error}; choose another port with {flag}, "
+                f"or 0 for any free one"
+            ) from None
+
+
+def check_ops(name: str, isas: Sequence[str] | None = None) -> None:
+    """Whether the compiled ops are of the sources that lie beside them: after a pull they may not be.
+
+    Args:
+        name: as in `engine.ops`.
+        isas: instruction sets that may be used, best last; None: those of this host.
+
+    Raises:
+        FailedPrecondition: the library that workers would load is of other sources, or cannot be read.
+    """
+    usable = usable_isas() if isas is None else isas
+    if name == "reference" or not usable:
+        return
+    path = library_path(library_directory(), usable[-1])
+    what_to_do = "`python -m pd_kernels.build` builds it anew; --ops reference does without"
+    try:
+        is_current = f"pd-sources-{source_digest()}".encode() in path.read_bytes()
+    except OSError as error:
+        raise FailedPrecondition(f"cannot read the compiled ops in {path}: {error.strerror}; {what_to_do}") from None
+    if not is_current:
+        raise FailedPrecondition(f"the compiled ops in {path} were built from other sources; {what_to_do}")

@@ -1,0 +1,93 @@
+"""What `serve` looks at before it starts anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pd_engine.settings import ClusterSettings, RouterSettings
+from pd_kernels.build import library_path, source_digest
+from pd_ops.cluster import preflight, processes, ray_runtime
+from pd_ops.cluster.processes import guarded
+from pd_ops.cluster.state_file import read_state
+from support.commands import run_command
+
+
+def test_ports_that_are_the_same() -> None:
+    with pytest.raises(InvalidArgument, match="both doors have port 7000"):
+        preflight.check_ports(RouterSettings(grpc_port=7000, http_port=7000))
+    preflight.check_ports(RouterSettings(grpc_port=0, http_port=0))
+
+
+def test_a_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidArgument, match=rf"cannot listen on 127.0.0.1:{port}.*--http-port"):
+            preflight.check_ports(RouterSettings(grpc_port=0, http_port=port))
+
+
+def test_compiled_ops_of_other_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "library_directory", lambda: tmp_path)
+    library = library_path(tmp_path, "avx2")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(FailedPrecondition, match=r"cannot read the compiled ops.*No such file"):
+        preflight.check_ops("auto", ["avx2"])
+    library.write_bytes(b"\0pd-sources-0123456789abcdef\0")
+    with pytest.raises(FailedPrecondition, match=r"built from other sources; `python -m pd_kernels.build`"):
+        preflight.check_ops("cpu", ["avx2"])
+    preflight.check_ops("reference", ["avx2"])
+    preflight.check_ops("auto", [])
+    library.write_bytes(f"\0pd-sources-{source_digest()}\0".encode())
+    preflight.check_ops("auto", ["avx2"])
+
+
+@pytest.mark.parametrize("name", ["../x", "", "A", "a/b", "-a", "a\n", "a" * 33, "é"])
+def test_names_that_no_cluster_can_have(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="a cluster's name has"):
+        read_state(name)
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_a_name_is_no_path(command: str, tmp_path: Path) -> None:
+    finished = run_command(command, "--cluster", "../x", "--json", PD_RELAY_STATE_DIR=str(tmp_path / "state"))
+    assert finished.code == 2
+    assert finished.document["error"]["code"] == "invalid_argument"
+    assert not (tmp_path / "state").exists()
+
+
+class SlowRay:
+    @staticmethod
+    def init(**options: object) -> None:
+        raise Exception("The current node timed out during startup.\nA traceback of many lines")
+
+
+def test_a_ray_that_does_not_start() -> None:
+    """Of a start that takes too long Ray raises a plain Exception."""
+    with guarded() as guard, pytest.raises(Unavailable) as caught:
+        ray_runtime._init(SlowRay, ClusterSettings(), 3, guard)
+    assert "timed out during startup.;" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_no_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: "/nowhere")
+    expected = r"cannot make a directory in /nowhere: No such file.*TMPDIR"
+    with pytest.raises(FailedPrecondition, match=expected), guarded():
+        raise AssertionError("entered")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_guardian_that_is_gone_or_stopped(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GUARDIAN_TIMEOUT_S", 0.1)
+    with guarded() as guard:
+        os.kill(guard.guardian_pid, number)
+    assert not guard.directory.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(guard.guardian_pid, 0)
