@@ -21,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pd_kernels.fp8_matrix import Weight
+
 ATTENTION_TILE = 64  # keys; context is reduced in tiles at fixed absolute positions, in order, with an online softmax
 
 Packed = Any  # a weight as `pack_*` of the same Ops object returned it
@@ -76,7 +78,11 @@ class SamplingRows:
 
 
 class Ops(Protocol):
-    """One implementation of all ops. Storage dtypes: bfloat16 and float32."""
+    """One implementation of all ops. Storage dtypes: bfloat16 and float32.
+
+    A `Weight` is a tensor in the storage dtype or an `Fp8Matrix`. A cache of uint8 holds FP8 slots
+    (pd_kernels.latent_fp8), and its last dim is their bytes; else a cache has the storage dtype and E numbers a slot.
+    """
 
     @property
     def name(self) -> str:
@@ -88,15 +94,16 @@ class Ops(Protocol):
         results could differ in rounding do not share blocks."""
 
     # Weights, packed once at load.
-    def pack_linear(self, weight_MD: Tensor) -> Packed:
+    def pack_linear(self, weight_MD: Weight) -> Packed:
         """A projection y = x W^T."""
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> Packed:
         """Both halves of kv_b_proj, split a head."""
 
-    def pack_experts(self, gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor | None,
-                     shared_down: Tensor | None) -> Packed:
-        """Routed experts ([gate; up] stacked on dim 1) and the shared expert (2·Is × D and D × Is) or None."""
+    def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
+                     shared_down: Weight | None) -> Packed:
+        """Routed experts ([gate; up] stacked on dim 1) and the shared expert (2·Is × D and D × Is) or None: all in FP8,
+        or none."""
 
     # The forward pass.
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
@@ -117,8 +124,9 @@ class Ops(Protocol):
 
     def latent_write(self, kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Tensor, rows: Rows,
                      cache_GKE: Tensor) -> None:
-        """From kv_a's output [c_raw C | k_rope R] write [rms_norm(c_raw) | rope(k_rope)] to each row's slot of one
-        component (blocks G, slots a block K). `rope_P2R` is [P, 2, R/2] float32: cos then sin; pairs interleaved."""
+        """From kv_a's output [c_raw C | k_rope R] write [rms_norm(c_raw) | rope(k_rope)], rounded once, to each row's
+        slot of one component (blocks G, slots a block K). `rope_P2R` is [P, 2, R/2] float32: cos then sin; pairs
+        interleaved."""
 
     def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
                       latent_width: int) -> Tensor:

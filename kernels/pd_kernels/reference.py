@@ -10,6 +10,7 @@ from torch import Tensor
 from pd_kernels.absorb import reference as absorb
 from pd_kernels.block_checksum import reference as block_checksum
 from pd_kernels.embed import reference as embed
+from pd_kernels.fp8_matrix import Weight, decoded
 from pd_kernels.latent_write import reference as latent_write
 from pd_kernels.linear import reference as linear
 from pd_kernels.mla_attention import reference as mla_attention
@@ -37,15 +38,16 @@ class ReferenceOps:
         capability = torch.backends.cpu.get_cpu_capability()
         return f"reference-{VERSION}/torch-{torch.__version__}/{capability}/rows-{self._min_rows}"
 
-    def pack_linear(self, weight_MD: Tensor) -> Tensor:
-        return linear.pack_linear(weight_MD)
+    def pack_linear(self, weight_MD: Weight) -> Tensor:
+        return linear.pack_linear(decoded(weight_MD))
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> absorb.AbsorbedWeight:
         return absorb.pack_absorbed(w_uk_HNC, w_uv_HVC)
 
-    def pack_experts(self, gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor | None,
-                     shared_down: Tensor | None) -> moe_experts.Experts:
-        return moe_experts.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
+    def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
+                     shared_down: Weight | None) -> moe_experts.Experts:
+        shared = (None if weight is None else decoded(weight) for weight in (shared_gate_up, shared_down))
+        return moe_experts.pack_experts(decoded(gate_up_X2ID), decoded(down_XDI), *shared)
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
         return embed.embed(ids_T, table_ZD)

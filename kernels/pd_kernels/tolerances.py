@@ -70,6 +70,8 @@ TOLERANCES: dict[tuple[str, torch.dtype], Tolerance] = {
     ("fp8_linear_on_matrix_units", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=2.0**-10),
     ("fp8_expert", torch.float32): Tolerance(relative=1e-5, absolute=2.0**-7),
     ("fp8_expert", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=2.0**-7),
+    # A latent in FP8: a rounding that the order of the norm's sum flips is a step of e4m3.
+    ("latent_write_fp8", torch.bfloat16): Tolerance(relative=2.0**-3, absolute=2.0**-9),
     # A whole model's logits against transformers in float32, by the engine's storage dtype.
     ("logits", torch.float32): Tolerance(relative=0.0, absolute=1e-5),
     ("logits", torch.bfloat16): Tolerance(relative=0.0, absolute=3e-2),

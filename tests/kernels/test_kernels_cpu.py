@@ -10,10 +10,10 @@ from pd_kernels.ops import Ops
 from pd_kernels.tolerances import check_close
 from support import kernel_ops
 from support.kernel_cases import ALL_DIMS, DTYPES, PagedRun, PagedSequences, row_ops, same_bits
+from support.kernel_checks import TABLE_NAMES
 
 REFERENCE = kernel_ops.load("reference")
 ROW_OPS = list(row_ops(ALL_DIMS["odd"], torch.float32, 1, 0))
-TABLE_NAMES = {"head": "linear", "moe_experts_unshared": "moe_experts"}
 
 implementations = pytest.mark.parametrize("implementation", kernel_ops.compiled_names())
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])

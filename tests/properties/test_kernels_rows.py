@@ -20,6 +20,7 @@ from support.kernel_cases import (
     row_ops,
     same_bits,
 )
+from support.kernel_schedules import run_all, schedules
 
 NUM_ROWS = 70
 OP_NAMES = list(row_ops(ALL_DIMS["odd"], torch.float32, 1, 0))
@@ -54,26 +55,6 @@ def test_a_row_is_the_same_in_any_company(
     some = cached_row_ops(dims, dtype)[op](kernel_ops.load(implementation), indices)
     for part, whole in zip(some, whole_result(implementation, dims, dtype, op), strict=True):
         assert same_bits(part, whole[indices])
-
-
-@st.composite
-def schedules(draw: st.DrawFn, lengths: list[int]) -> list[list[Row]]:
-    """Steps that compute all positions of all sequences, each in order: chunks and single rows, mixed at will."""
-    done = [0] * len(lengths)
-    steps = []
-    while any(position < length for position, length in zip(done, lengths, strict=True)):
-        step: list[Row] = []
-        for sequence, length in enumerate(lengths):
-            count = min(draw(st.sampled_from([200, 64, 17, 5, 3, 2, 1, 0])), length - done[sequence])
-            step += [Row(sequence=sequence, position=done[sequence] + i) for i in range(count)]
-            done[sequence] += count
-        if step:
-            steps.append(step)
-    return steps
-
-
-def run_all(run: PagedRun, steps: list[list[Row]], expanded: bool) -> dict[Row, torch.Tensor]:
-    return {row: out for step in steps for row, out in zip(step, run.step(step, expanded), strict=True)}
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pd_kernels.fp8_matrix import Fp8Matrix, Weight
+from pd_kernels.fp8_quant.reference import quantize_weight
+from pd_kernels.latent_fp8.reference import slot_bytes
 from pd_kernels.ops import GateConfig, Ops, Packed, Rows, SamplingRows
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -48,6 +51,7 @@ DEMO = Dims(D=256, H=8, N=32, R=64, C=512, V=32, X=16, K=4, I=128, num_groups=4,
 ODD = Dims(D=50, H=3, N=20, R=8, C=72, V=20, X=6, K=2, I=21, num_groups=1, num_groups_kept=1, Z=77)
 EIGHT_GROUPS = Dims(D=64, H=5, N=16, R=32, C=96, V=16, X=16, K=6, I=48, num_groups=8, num_groups_kept=4, Z=130)
 ALL_DIMS = {"small": SMALL, "demo": DEMO, "odd": ODD, "eight_groups": EIGHT_GROUPS}
+FP8_LATENTS = Dims(D=50, H=3, N=20, R=8, C=256, V=20)  # whole groups of 128
 MAX_POSITIONS = 512
 
 
@@ -64,6 +68,13 @@ class Inputs:
     def weight(self, *shape: int) -> Tensor:
         """Scaled so that a product with it keeps the magnitude of its input."""
         return self.normal(*shape, scale=shape[-1] ** -0.5)
+
+    def fp8_matrix(self, *shape: int) -> Fp8Matrix:
+        """A random weight [M, K] or [X, M, K], each matrix in blocks of its own."""
+        parts = [quantize_weight(part) for part in self.weight(*shape).float().view(-1, *shape[-2:])]
+        codes = torch.stack([code.view(torch.uint8) for code, _ in parts]).view(torch.float8_e4m3fn)
+        scale = torch.stack([scale for _, scale in parts])
+        return Fp8Matrix.from_blocks(codes.view(shape), scale.view(*shape[:-2], *scale.shape[1:]))
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=self.generator)
@@ -92,6 +103,13 @@ def row_ops(dims: Dims, dtype: torch.dtype, num_rows: int, seed: int) -> dict[st
     gate_up, down = make.weight(dims.X, 2 * dims.I, dims.D), make.weight(dims.X, dims.D, dims.I)
     shared = (make.weight(2 * dims.I, dims.D), make.weight(dims.D, dims.I))
     dense_up, dense_down = make.weight(6 * dims.I, dims.D), make.weight(dims.D, 3 * dims.I)
+    fp8 = Inputs(seed, dtype)
+    fp8_projection = fp8.fp8_matrix(dims.H * 7 + 9, dims.D)
+    fp8_dense = (fp8.fp8_matrix(6 * dims.I, dims.D), fp8.fp8_matrix(dims.D, 3 * dims.I))
+    fp8_experts = (
+        fp8.fp8_matrix(dims.X, 2 * dims.I, dims.D), fp8.fp8_matrix(dims.X, dims.D, dims.I),
+        fp8.fp8_matrix(2 * dims.I, dims.D), fp8.fp8_matrix(dims.D, dims.I),
+    )
     routing = Inputs(seed, torch.float32)
     weights_TK = routing.normal(num_rows, dims.K).abs()
     experts_TK = torch.stack([
@@ -101,7 +119,7 @@ def row_ops(dims: Dims, dtype: torch.dtype, num_rows: int, seed: int) -> dict[st
     sampling = sampling_rows(num_rows, seed)
     weights: dict[object, Packed] = {}
 
-    def packed(ops: Ops, method: str, *tensors: Tensor | None) -> Packed:
+    def packed(ops: Ops, method: str, *tensors: Weight | None) -> Packed:
         """The weight as these ops pack it, packed once."""
         key = (ops.name, method, *map(id, tensors))
         if key not in weights:
@@ -125,6 +143,10 @@ def row_ops(dims: Dims, dtype: torch.dtype, num_rows: int, seed: int) -> dict[st
             x[t], weights_TK[t], experts_TK[t], packed(ops, "pack_experts", gate_up, down, None, None))],
         "swiglu": lambda ops, t: [ops.swiglu(
             x[t], packed(ops, "pack_linear", dense_up), packed(ops, "pack_linear", dense_down))],
+        "linear_fp8": lambda ops, t: [ops.linear(x[t], packed(ops, "pack_linear", fp8_projection))],
+        "moe_experts_fp8": lambda ops, t: [ops.moe_experts(
+            x[t], weights_TK[t], experts_TK[t], packed(ops, "pack_experts", *fp8_experts))],
+        "swiglu_fp8": lambda ops, t: [ops.swiglu(x[t], *(packed(ops, "pack_linear", part) for part in fp8_dense))],
         "sample": lambda ops, t: [torch.from_numpy(ops.sample(logits[t], pick(sampling, t)))],
         "logprobs": lambda ops, t: [torch.from_numpy(ops.logprobs(logits[t]))],
     }
@@ -169,11 +191,16 @@ class Row:
 class PagedSequences:
     """The raw inputs of attention for whole sequences, and caches of any block size to compute them in.
 
-    `lengths[s]` positions of sequence s each have one query and one raw latent (kv_a's output).
+    `lengths[s]` positions of sequence s each have one query and one raw latent (kv_a's output). With `fp8` the caches
+    hold FP8 slots.
     """
 
-    def __init__(self, dims: Dims, dtype: torch.dtype, lengths: list[int], seed: int, first_position: int = 0) -> None:
+    def __init__(
+        self, dims: Dims, dtype: torch.dtype, lengths: list[int], seed: int, first_position: int = 0,
+        fp8: bool = False,
+    ) -> None:
         make = Inputs(seed, dtype)
+        self.fp8 = fp8
         self.dims, self.dtype, self.lengths, self.first_position = dims, dtype, lengths, first_position
         self.rope = rope_table(dims.R, max([*lengths, 1]))
         self.w_uk, self.w_uv = make.weight(dims.H, dims.N, dims.C), make.weight(dims.H, dims.V, dims.C)
@@ -200,7 +227,11 @@ class PagedRun:
         for s, count in enumerate(counts):
             self.tables[s, :count] = ids[start : start + count]
             start += count
-        self.cache = torch.full((num_blocks, block_size, data.dims.E), float("nan"), dtype=data.dtype)
+        if data.fp8:  # all ones are NaN in every part of a slot
+            width = slot_bytes(data.dims.C, data.dims.R)
+            self.cache = torch.full((num_blocks, block_size, width), 0xFF, dtype=torch.uint8)
+        else:
+            self.cache = torch.full((num_blocks, block_size, data.dims.E), float("nan"), dtype=data.dtype)
 
     def step(self, rows: list[Row], expanded: bool = False) -> Tensor:
         """Writes the latents of the rows, then attends them: [T, H·V]."""

@@ -10,7 +10,10 @@ from pd_kernels.tolerances import check_close
 from support import kernel_ops
 from support.kernel_cases import DTYPES, Dims, PagedRun, PagedSequences, row_ops, same_bits
 
-TABLE_NAMES = {"head": "linear", "moe_experts_unshared": "moe_experts"}  # entries of pd_kernels.tolerances
+TABLE_NAMES = {  # entries of pd_kernels.tolerances
+    "head": "linear", "moe_experts_unshared": "moe_experts", "linear_fp8": "linear", "moe_experts_fp8": "moe_experts",
+    "swiglu_fp8": "swiglu",
+}
 
 
 def check_all(ops: Ops, dims: Dims) -> None:

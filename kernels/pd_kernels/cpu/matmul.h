@@ -5,10 +5,15 @@
 // zeros. Each output is one lane's running sum over k = 0, 1, 2, ... from zero, by fma: the order depends neither on
 // the number of rows nor on how outputs are tiled. (With native bf16 products a step adds the pair as the
 // instruction does: 2k + 1 first.)
+//
+// An e4m3 weight takes part as float32 numbers code · scale, rounded once, and rows are float32 whatever they were: its
+// sums are bit for bit those of a float32 weight. A block of it is [⌈K/128⌉] groups of one scale a lane, times 2^120,
+// and 32 units a lane of four codes; K is padded with zeros to whole groups.
 #pragma once
 
 #include <type_traits>
 
+#include "fp8.h"
 #include "pool.h"
 #include "scratch.h"
 #include "storage.h"
@@ -28,6 +33,7 @@ struct Product<float> {
     using X = float;
     using Unit = float;
     static constexpr int X_A_STEP = 1;
+    static constexpr long UNITS_A_STEP = LANES;
     static int steps(int K) { return K; }
     static void prepare(const float* row, int K, X* out) { std::memcpy(out, row, K * sizeof(float)); }
 
@@ -49,6 +55,7 @@ struct Product<bf16> {
     using X = uint32_t;  // a pair
     using Unit = uint32_t;
     static constexpr int X_A_STEP = 1;
+    static constexpr long UNITS_A_STEP = LANES;
     static int steps(int K) { return (K + 1) / 2; }
     static void prepare(const bf16* row, int K, X* out) {
         out[steps(K) - 1] = 0;
@@ -74,6 +81,7 @@ struct Product<bf16> {
     using X = float;
     using Unit = uint32_t;
     static constexpr int X_A_STEP = 2;
+    static constexpr long UNITS_A_STEP = LANES;
     static int steps(int K) { return (K + 1) / 2; }
     static void prepare(const bf16* row, int K, X* out) {
         out[2 * steps(K) - 1] = 0.0f;
@@ -97,6 +105,43 @@ struct Product<bf16> {
 
 #endif
 
+template <>
+struct Product<e4m3> {
+    using X = float;
+    using Unit = uint32_t;
+    static constexpr int CODES_A_UNIT = 4;
+    static constexpr int UNITS_A_GROUP = FP8_GROUP / CODES_A_UNIT;
+    static constexpr int X_A_STEP = FP8_GROUP;
+    static constexpr long UNITS_A_STEP = (1 + UNITS_A_GROUP) * LANES;
+    static int steps(int K) { return (K + FP8_GROUP - 1) / FP8_GROUP; }
+
+    template <class T>
+    static void prepare(const T* row, int K, X* out) {
+        std::memset(out + K, 0, ((long)steps(K) * FP8_GROUP - K) * sizeof(X));
+        for_lanes(K, [&](int i, int n) { store_upto(out + i, load_upto(row + i, n), n); });
+    }
+
+    // Input 4 · unit + code of a group, for sixteen outputs.
+    static inline V weight(const Unit* group, int unit, int code) {
+        const U codes = load_u(group + (1 + unit) * LANES);
+        return small_e4m3(codes << (24 - 8 * code)) * load((const float*)group);
+    }
+
+    template <int M, int N>
+    static inline void step(const X* const (&x)[M], const Unit* w, long block, long k, V (&sums)[M][N]) {
+        for (int unit = 0; unit < UNITS_A_GROUP; unit++)
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++)
+#pragma GCC unroll 4
+                for (int code = 0; code < CODES_A_UNIT; code++) {
+                    const V weights = weight(w + n * block + k * UNITS_A_STEP, unit, code);
+                    const long input = k * FP8_GROUP + unit * CODES_A_UNIT + code;
+#pragma GCC unroll 8
+                    for (int m = 0; m < M; m++) add_product(x[m] + input, weights, sums[m][n]);
+                }
+    }
+};
+
 // Elements of a prepared row, padded so that rows start on cache lines.
 template <class T>
 inline long prepared_width(int K) {
@@ -110,15 +155,19 @@ struct Weight {
     int K, N;
 
     int num_blocks() const { return (N + LANES - 1) / LANES; }
-    long block_stride() const { return (long)Product<T>::steps(K) * LANES; }
+    long block_stride() const { return Product<T>::steps(K) * Product<T>::UNITS_A_STEP; }
 };
 
 // Where a product goes: row m of the result starts at rows[m], `width` numbers of the type that `dtype` names.
 struct Result {
     void* const* rows;
     int dtype, width;
+    int first_block = 0;  // that block 0 is written as
+
+    Result from(int block) const { return {rows, dtype, width, first_block + block}; }
 
     void put(int row, int block, V lanes) const {
+        block += first_block;
         const int left = width - block * LANES, n = left < LANES ? left : LANES;
         if (dtype == BF16) store_upto((bf16*)rows[row] + block * LANES, lanes, n);
         else store_upto((float*)rows[row] + block * LANES, lanes, n);
@@ -166,9 +215,9 @@ void multiply_strip(const typename Product<T>::X* const* rows, const Weight<T>& 
     }
 }
 
-// All rows times blocks [begin, end).
+// All rows times blocks [begin, end), as they are packed.
 template <class T>
-void multiply_blocks(int num_rows, const typename Product<T>::X* const* rows, const Weight<T>& w, int begin, int end,
+void multiply_packed(int num_rows, const typename Product<T>::X* const* rows, const Weight<T>& w, int begin, int end,
                      const Result& result) {
     constexpr int N = blocks_of_tile(MAX_ROWS);
     const int whole = num_rows / MAX_ROWS * MAX_ROWS;
@@ -186,6 +235,39 @@ void multiply_blocks(int num_rows, const typename Product<T>::X* const* rows, co
         case 4: return multiply_strip<T, 4>(rows, w, whole, begin, end, result);
         case 5: return multiply_strip<T, 5>(rows, w, whole, begin, end, result);
     }
+}
+
+// Blocks [begin, end) of an e4m3 weight as float32 ones: units [block][inputs, padded][16].
+inline void decode_blocks(const Weight<e4m3>& w, int begin, int end, float* out) {
+    const int groups = Product<e4m3>::steps(w.K);
+    for (int block = begin; block < end; block++)
+        for (int k = 0; k < groups; k++) {
+            const uint32_t* group = w.units + block * w.block_stride() + k * Product<e4m3>::UNITS_A_STEP;
+            for (int unit = 0; unit < Product<e4m3>::UNITS_A_GROUP; unit++)
+                for (int code = 0; code < Product<e4m3>::CODES_A_UNIT; code++, out += LANES)
+                    store(out, Product<e4m3>::weight(group, unit, code));
+        }
+}
+
+// All rows times blocks [begin, end).
+template <class T>
+void multiply_blocks(int num_rows, const typename Product<T>::X* const* rows, const Weight<T>& w, int begin, int end,
+                     const Result& result) {
+    if constexpr (std::is_same<T, e4m3>::value)
+        if (num_rows > 2 * MAX_ROWS) {  // decoded once, and not once a tile of rows
+            constexpr int N = blocks_of_tile(MAX_ROWS);
+            const int padded = Product<T>::steps(w.K) * FP8_GROUP;
+            Scratch scratch;
+            float* decoded = scratch.take<float>((long)N * padded * LANES);
+            for (int block = begin; block < end; block += N) {
+                const int stop = block + N < end ? block + N : end;
+                decode_blocks(w, block, stop, decoded);
+                const Weight<float> part{decoded, padded, (stop - block) * LANES};
+                multiply_packed<float>(num_rows, rows, part, 0, stop - block, result.from(block));
+            }
+            return;
+        }
+    multiply_packed<T>(num_rows, rows, w, begin, end, result);
 }
 
 // The same for all blocks, shared among the threads.
@@ -224,19 +306,19 @@ __attribute__((noinline)) void multiply_side_by_side(const typename Product<T>::
     }
 }
 
-// Rows of x, `stride` elements apart, made ready for products: an array of pointers.
-template <class T>
-const typename Product<T>::X** prepare_rows(Scratch& scratch, const T* x, long stride, int num_rows, int K) {
-    using X = typename Product<T>::X;
+// Rows of x, `stride` elements apart, made ready for products with a weight of P: an array of pointers.
+template <class P, class T>
+const typename Product<P>::X** prepare_rows(Scratch& scratch, const T* x, long stride, int num_rows, int K) {
+    using X = typename Product<P>::X;
     const X** rows = scratch.take<const X*>(num_rows);
-    if constexpr (std::is_same<T, X>::value) {
+    if constexpr (std::is_same<T, X>::value && std::is_same<P, T>::value) {
         for (int m = 0; m < num_rows; m++) rows[m] = x + m * stride;
         return rows;
     }
-    const long width = prepared_width<T>(K);
+    const long width = prepared_width<P>(K);
     X* prepared = scratch.take<X>(num_rows * width);
     for (int m = 0; m < num_rows; m++) {
-        Product<T>::prepare(x + m * stride, K, prepared + m * width);
+        Product<P>::prepare(x + m * stride, K, prepared + m * width);
         rows[m] = prepared + m * width;
     }
     return rows;

@@ -31,20 +31,21 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_embed": (_LONG, [_P, _LONG, _P, _LONG, _LONG, _P]),
     "pd_rms_norm": (None, [_INT, _P, _LONG, _LONG, _INT, _P, _FLOAT, _P, _LONG]),
     "pd_add_rms_norm": (None, [_INT, _P, _P, _LONG, _INT, _P, _FLOAT, _P, _P]),
-    "pd_linear": (None, [_INT, _P, _LONG, _INT, _P, _INT, _INT, _P, _INT]),
+    "pd_linear": (None, [_INT, _P, _LONG, _INT, _INT, _P, _INT, _INT, _P, _INT]),
     "pd_latent_write": (
-        _LONG, [_INT, _P, _LONG, _LONG, _INT, _INT, _P, _FLOAT, _P, _LONG, _P, _P, _P, _LONG]),
+        _LONG, [_INT, _P, _LONG, _LONG, _INT, _INT, _P, _FLOAT, _P, _LONG, _P, _P, _INT, _P, _LONG]),
     "pd_mla_queries": (_LONG, [_INT, _P, _LONG, _INT, _INT, _INT, _INT, _INT, _P, _P, _LONG, _P, _P]),
     "pd_absorb_values": (None, [_INT, _P, _INT, _INT, _INT, _INT, _P, _P]),
     "pd_mla_attention": (
-        _LONG, [_INT, _P, _LONG, _INT, _INT, _INT, _P, _LONG, _LONG, _P, _P, _P, _LONG, _LONG, _FLOAT, _INT, _P]),
+        _LONG, [_INT, _P, _LONG, _INT, _INT, _INT, _INT, _P, _LONG, _LONG, _P, _P, _P, _LONG, _LONG, _FLOAT, _INT,
+                _P]),
     "pd_mla_attention_expanded": (
-        _LONG, [_INT, _P, _LONG, _LONG, _INT, _INT, _INT, _INT, _INT, _P, _P, _P, _LONG, _P, _LONG, _LONG, _P, _P,
-                _P, _LONG, _LONG, _FLOAT, _INT, _P]),
+        _LONG, [_INT, _P, _LONG, _LONG, _INT, _INT, _INT, _INT, _INT, _P, _P, _P, _LONG, _INT, _P, _LONG, _LONG, _P,
+                _P, _P, _LONG, _LONG, _FLOAT, _INT, _P]),
     "pd_moe_gate": (None, [_INT, _P, _LONG, _INT, _INT, _P, _P, _INT, _INT, _INT, _INT, _INT, _FLOAT, _P, _P]),
     "pd_moe_experts": (
-        _LONG, [_INT, _P, _LONG, _INT, _INT, _INT, _INT, _P, _P, _INT, _P, _P, _P, _P, _INT, _P]),
-    "pd_swiglu": (None, [_INT, _P, _LONG, _INT, _INT, _INT, _P, _P, _P]),
+        _LONG, [_INT, _P, _LONG, _INT, _INT, _INT, _INT, _INT, _P, _P, _INT, _P, _P, _P, _P, _INT, _P]),
+    "pd_swiglu": (None, [_INT, _P, _LONG, _INT, _INT, _INT, _INT, _P, _P, _P]),
     "pd_sample": (None, [_P, _LONG, _INT, _P, _P, _P, _P, _P, _P, _P]),
     "pd_logprobs": (None, [_P, _LONG, _INT, _P]),
     "pd_checksums": (None, [_P, _LONG, _P, _P, _P]),

@@ -17,7 +17,7 @@ from torch import Tensor
 from pd_kernels.build import source_digest
 from pd_kernels.cpu import packing
 from pd_kernels.cpu.native import load_library
-from pd_kernels.cpu.packing import DTYPE_CODES, PackedAbsorbed, PackedExperts, PackedLinear
+from pd_kernels.cpu.packing import CACHE_CODES, DTYPE_CODES, FP8, PackedAbsorbed, PackedExperts, PackedLinear
 from pd_kernels.cpu.recording import (
     MAX_ROWS,
     OnlyOps,
@@ -28,6 +28,8 @@ from pd_kernels.cpu.recording import (
     SlabsFull,
     StepFunction,
 )
+from pd_kernels.fp8_matrix import Weight
+from pd_kernels.latent_fp8.reference import slot_bytes
 from pd_kernels.ops import GateConfig, Rows, SamplingRows
 
 
@@ -56,14 +58,14 @@ class CpuOps:
         """The sources and the arithmetic: instruction sets with the same one give the same bits."""
         return self._numerics
 
-    def pack_linear(self, weight_MD: Tensor) -> PackedLinear:
+    def pack_linear(self, weight_MD: Weight) -> PackedLinear:
         return packing.pack_linear(weight_MD)
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
         return packing.pack_absorbed(w_uk_HNC, w_uv_HVC)
 
-    def pack_experts(self, gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor | None,
-                     shared_down: Tensor | None) -> PackedExperts:
+    def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
+                     shared_down: Weight | None) -> PackedExperts:
         return packing.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
@@ -95,11 +97,11 @@ class CpuOps:
     def linear(self, x_TD: Tensor, weight: PackedLinear, *, out_dtype: torch.dtype | None = None) -> Tensor:
         T, K = x_TD.shape
         code = DTYPE_CODES[x_TD.dtype]
-        assert K == weight.K and code == weight.code, (x_TD.shape, x_TD.dtype, weight.K)
+        assert K == weight.K and weight.code in (code, FP8), (x_TD.shape, x_TD.dtype, weight.K)
         dtype = out_dtype or x_TD.dtype
         out = self._empty(T, weight.N, dtype=dtype)
-        self._lib.pd_linear(code, x_TD.data_ptr(), x_TD.stride(0), T, weight.pointer, K, weight.N, out.data_ptr(),
-                            DTYPE_CODES[dtype])
+        self._lib.pd_linear(code, x_TD.data_ptr(), x_TD.stride(0), T, weight.code, weight.pointer, K, weight.N,
+                            out.data_ptr(), DTYPE_CODES[dtype])
         return out
 
     def mla_queries(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
@@ -116,12 +118,13 @@ class CpuOps:
     def latent_write(self, kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Tensor, rows: Rows,
                      cache_GKE: Tensor) -> None:
         T, E = kv_TE.shape
-        C, (G, K, width) = norm_weight_C.shape[0], cache_GKE.shape
-        assert width == E and cache_GKE.dtype is kv_TE.dtype and norm_weight_C.dtype is torch.float32
+        C, (G, K, _) = norm_weight_C.shape[0], cache_GKE.shape
+        _check_cache(cache_GKE, kv_TE.dtype, C, E - C)
+        assert norm_weight_C.dtype is torch.float32
         bad = self._lib.pd_latent_write(
             DTYPE_CODES[kv_TE.dtype], kv_TE.data_ptr(), kv_TE.stride(0), T, C, E - C, norm_weight_C.data_ptr(), eps,
             rope_P2R.data_ptr(), rope_P2R.shape[0], rows.positions_T.data_ptr(), rows.slots_T.data_ptr(),
-            cache_GKE.data_ptr(), G * K)
+            CACHE_CODES[cache_GKE.dtype], cache_GKE.data_ptr(), G * K)
         if bad >= 0:
             raise IndexError(f"row {bad}: slot {int(rows.slots_T[bad])} or position {int(rows.positions_T[bad])} "
                              f"is outside a cache of {G * K} slots and {rope_P2R.shape[0]} positions")
@@ -131,12 +134,13 @@ class CpuOps:
         T, H, E = q_THE.shape
         G, K, _ = cache_GKE.shape
         S, B = rows.block_tables_SB.shape
-        assert cache_GKE.shape[2] == E and cache_GKE.dtype is q_THE.dtype and q_THE.is_contiguous()
+        _check_cache(cache_GKE, q_THE.dtype, latent_width, E - latent_width)
+        assert q_THE.is_contiguous()
         out = self._empty(T, H, latent_width, dtype=q_THE.dtype)
         bad = self._lib.pd_mla_attention(
-            DTYPE_CODES[q_THE.dtype], q_THE.data_ptr(), T, H, E, latent_width, cache_GKE.data_ptr(), G, K,
-            rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(), rows.block_tables_SB.data_ptr(), S, B, scale,
-            first_position, out.data_ptr())
+            DTYPE_CODES[q_THE.dtype], q_THE.data_ptr(), T, H, E, latent_width, CACHE_CODES[cache_GKE.dtype],
+            cache_GKE.data_ptr(), G, K, rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(),
+            rows.block_tables_SB.data_ptr(), S, B, scale, first_position, out.data_ptr())
         if bad >= 0:
             raise _bad_row(rows, bad, cache_GKE)
         return out
@@ -152,15 +156,16 @@ class CpuOps:
     def mla_attention_expanded(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, cache_GKE: Tensor,
                                rows: Rows, scale: float, first_position: int) -> Tensor:
         T, P, R = q_TF.shape[0], rope_P2R.shape[0], 2 * rope_P2R.shape[2]
-        G, K, E = cache_GKE.shape
+        G, K, _ = cache_GKE.shape
         S, B = rows.block_tables_SB.shape
-        assert E == weight.C + R and cache_GKE.dtype is q_TF.dtype and q_TF.shape[1] == weight.H * (weight.N + R)
+        _check_cache(cache_GKE, q_TF.dtype, weight.C, R)
+        assert q_TF.shape[1] == weight.H * (weight.N + R)
         out = self._empty(T, weight.H * weight.V, dtype=q_TF.dtype)
         bad = self._lib.pd_mla_attention_expanded(
             weight.code, q_TF.data_ptr(), q_TF.stride(0), T, weight.H, weight.N, R, weight.C, weight.V,
             weight.expanded_keys.pointer, weight.expanded_values.pointer, rope_P2R.data_ptr(), P,
-            cache_GKE.data_ptr(), G, K, rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(),
-            rows.block_tables_SB.data_ptr(), S, B, scale, first_position, out.data_ptr())
+            CACHE_CODES[cache_GKE.dtype], cache_GKE.data_ptr(), G, K, rows.positions_T.data_ptr(),
+            rows.sequence_T.data_ptr(), rows.block_tables_SB.data_ptr(), S, B, scale, first_position, out.data_ptr())
         if bad >= 0:
             raise _bad_row(rows, bad, cache_GKE)
         return out
@@ -179,11 +184,12 @@ class CpuOps:
 
     def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: PackedExperts) -> Tensor:
         T, D = x_TD.shape
-        assert D == experts.D and DTYPE_CODES[x_TD.dtype] == experts.code
+        code = DTYPE_CODES[x_TD.dtype]
+        assert D == experts.D and experts.code in (code, FP8)
         assert weights_TK.dtype is torch.float32 and experts_TK.dtype is torch.int32
         out = self._empty(T, D, dtype=x_TD.dtype)
         bad = self._lib.pd_moe_experts(
-            experts.code, x_TD.data_ptr(), x_TD.stride(0), T, D, experts.inner, experts.num_experts,
+            code, x_TD.data_ptr(), x_TD.stride(0), T, D, experts.inner, experts.num_experts, experts.code,
             experts.gate_up_pointer, experts.down_pointer, experts.shared_inner, experts.shared_gate_up_pointer,
             experts.shared_down_pointer, weights_TK.data_ptr(), experts_TK.data_ptr(), experts_TK.shape[1],
             out.data_ptr())
@@ -193,10 +199,12 @@ class CpuOps:
 
     def swiglu(self, x_TD: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         T, D = x_TD.shape
-        assert D == gate_up.K and down.N == D and gate_up.N == 2 * down.K and DTYPE_CODES[x_TD.dtype] == down.code
+        code = DTYPE_CODES[x_TD.dtype]
+        assert D == gate_up.K and down.N == D and gate_up.N == 2 * down.K
+        assert gate_up.code == down.code and down.code in (code, FP8), (gate_up.code, down.code, x_TD.dtype)
         out = self._empty(T, D, dtype=x_TD.dtype)
-        self._lib.pd_swiglu(down.code, x_TD.data_ptr(), x_TD.stride(0), T, D, down.K, gate_up.pointer, down.pointer,
-                            out.data_ptr())
+        self._lib.pd_swiglu(code, x_TD.data_ptr(), x_TD.stride(0), T, D, down.K, down.code, gate_up.pointer,
+                            down.pointer, out.data_ptr())
         return out
 
     def concat_norms(self, a_TD: Tensor, a_weight_D: Tensor, b_TD: Tensor, b_weight_D: Tensor, eps: float) -> Tensor:
@@ -268,6 +276,14 @@ class CpuOps:
             self._lib, self._empty = library, empty
         recordings.by_num_rows[num_rows] = Recording(Program(library, recorder.calls), results)
         return results
+
+
+def _check_cache(cache_GKE: Tensor, dtype: torch.dtype, latent_width: int, rope_width: int) -> None:
+    """The cache holds latents of these widths, in FP8 or in the dtype of the activations."""
+    assert cache_GKE.dtype in (dtype, torch.uint8) and cache_GKE.is_contiguous(), (cache_GKE.dtype, dtype)
+    is_fp8 = cache_GKE.dtype is torch.uint8
+    width = slot_bytes(latent_width, rope_width) if is_fp8 else latent_width + rope_width
+    assert cache_GKE.shape[2] == width, (cache_GKE.shape, width)
 
 
 def _bad_row(rows: Rows, row: int, cache_GKE: Tensor) -> IndexError:

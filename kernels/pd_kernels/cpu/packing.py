@@ -1,4 +1,4 @@
-"""Weights in the order in which the CPU ops read them (cpu/matmul.h), packed once at load."""
+"""Weights in the order in which the CPU ops read them (cpu/matmul.h), packed once at load; FP8 weights stay FP8."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pd_kernels.fp8_matrix import BLOCK, Fp8Matrix, Weight, problem
+
 LANES = 16
 UNIT_NUMBERS = {torch.bfloat16: 2, torch.float32: 1}
 DTYPE_CODES = {torch.bfloat16: 0, torch.float32: 1}
+FP8 = 2  # the code of e4m3 weights, and of a cache of FP8 slots
+CACHE_CODES = DTYPE_CODES | {torch.uint8: FP8}
+SCALE_FACTOR = 2.0**120  # the ops make e4m3 numbers 2^120 times too small
 
 
 def pack(weight_bNK: Tensor) -> Tensor:
@@ -22,9 +27,30 @@ def pack(weight_bNK: Tensor) -> Tensor:
     return blocks.transpose(-3, -2).contiguous()
 
 
+def pack_fp8(weight: Fp8Matrix) -> Tensor:
+    """[..., N, K] -> int32 [..., ⌈N/16⌉, ⌈K/128⌉, 1 + 32, 16]: a scale a lane, then units of four e4m3 numbers."""
+    wrong = problem(weight.codes_MK, weight.scales_Mg)
+    if wrong:
+        raise ValueError(wrong)
+    *batch, N, K = weight.shape
+    codes = functional.pad(weight.codes_MK.view(torch.uint8), (0, -K % BLOCK, 0, -N % LANES))
+    codes = codes.reshape(*batch, -(-N // LANES), LANES, -(-K // BLOCK), BLOCK // 4, 4)
+    units = codes.movedim(-4, -2).contiguous().view(torch.int32).squeeze(-1)
+    scales = functional.pad(weight.scales_Mg * SCALE_FACTOR, (0, 0, 0, -N % LANES))
+    scales = scales.reshape(*batch, -(-N // LANES), LANES, -(-K // BLOCK)).transpose(-2, -1).contiguous()
+    return torch.cat([scales.view(torch.int32).unsqueeze(-2), units], dim=-2)
+
+
+def _packed(weight: Weight) -> tuple[Tensor, int]:
+    """(units, code)."""
+    if isinstance(weight, Fp8Matrix):
+        return pack_fp8(weight), FP8
+    return pack(weight), DTYPE_CODES[weight.dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """N outputs, K inputs, their dtype's code; `pointer` is that of `units`, which it keeps alive."""
+    """N outputs, K inputs, the code of what the numbers are; `pointer` is that of `units`, which it keeps alive."""
 
     units: Tensor
     pointer: int
@@ -33,9 +59,9 @@ class PackedLinear:
     code: int
 
 
-def pack_linear(weight_NK: Tensor) -> PackedLinear:
-    units = pack(weight_NK)
-    return PackedLinear(units, units.data_ptr(), weight_NK.shape[0], weight_NK.shape[1], DTYPE_CODES[weight_NK.dtype])
+def pack_linear(weight_NK: Weight) -> PackedLinear:
+    units, code = _packed(weight_NK)
+    return PackedLinear(units, units.data_ptr(), weight_NK.shape[0], weight_NK.shape[1], code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +110,15 @@ class PackedExperts:
     code: int
 
 
-def pack_experts(gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor | None,
-                 shared_down: Tensor | None) -> PackedExperts:
+def pack_experts(gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
+                 shared_down: Weight | None) -> PackedExperts:
     assert (shared_gate_up is None) == (shared_down is None)
-    gate_up, down = pack(gate_up_X2ID), pack(down_XDI)
+    (gate_up, code), (down, down_code) = _packed(gate_up_X2ID), _packed(down_XDI)
     up = None if shared_gate_up is None else pack_linear(shared_gate_up)
     out = None if shared_down is None else pack_linear(shared_down)
+    assert {code} == {down_code, *(part.code for part in (up, out) if part is not None)}, "experts of several formats"
     return PackedExperts(
         gate_up, down, up, out, gate_up.data_ptr(), down.data_ptr(),
         None if up is None else up.pointer, None if out is None else out.pointer,
-        down_XDI.shape[0], down_XDI.shape[2], 0 if out is None else out.K, down_XDI.shape[1],
-        DTYPE_CODES[down_XDI.dtype],
+        down_XDI.shape[0], down_XDI.shape[2], 0 if out is None else out.K, down_XDI.shape[1], code,
     )

@@ -9,7 +9,8 @@
 //     o   = fma(o, a, Σ_k p_k value_k, in order of k, by fma from zero)
 //
 // and at the end o / l. A pair without visible keys in a tile is not touched by it. Pairs that share a context are
-// processed together for the sake of the cache; none of the above depends on which.
+// processed together for the sake of the cache; none of the above depends on which. Slots in FP8 are decoded to the
+// queries' storage type, a tile at a time; from there on nothing differs.
 
 namespace pd {
 
@@ -20,15 +21,19 @@ constexpr int MAX_PAIRS = 96;  // results of one chunk stay in L2
 // Where the rows of a step stand (pd_kernels.ops.Rows) and the cache that they read.
 template <class T>
 struct Paged {
-    const T* cache;  // [num_blocks, block_size, width]
-    long num_blocks, block_size, width;
+    const uint8_t* cache;  // [num_blocks, block_size] slots of `width` numbers
+    bool fp8;
+    int latent_width, width;
+    long num_blocks, block_size;
     const int32_t *positions, *sequences, *tables;
     long num_sequences, table_width;
     int first_position;
 
-    const T* slot(long sequence, long position) const {
-        return cache + (tables[sequence * table_width + position / block_size] * block_size + position % block_size) *
-                           width;
+    Fp8Slot fp8_slot() const { return {latent_width, width - latent_width}; }
+    const uint8_t* slot(long sequence, long position) const {
+        const long block = tables[sequence * table_width + position / block_size];
+        const long slot_bytes = fp8 ? fp8_slot().num_bytes() : (long)(width * sizeof(T));
+        return cache + (block * block_size + position % block_size) * slot_bytes;
     }
     // Every block that row t may see is in its table and in the cache.
     bool valid(long t) const {
@@ -219,19 +224,37 @@ void finish(const Running& r, int pair, int width, T* out) {
     });
 }
 
-// The slots of a tile, zeros for those that nobody sees; `most` of them from the start of the tile are seen.
+// The latents of a tile: rows in the cache, or decoded ones. Keeps the memory for those.
 template <class T>
-void tile_rows(const Paged<T>& paged, long sequence, long tile, int begin, int most, const T* zeros, const T** rows) {
-    for (int k = 0; k < TILE; k++)
-        rows[k] = k >= begin && k < most ? paged.slot(sequence, tile * TILE + k) : zeros;
-}
+struct TileRows {
+    const Paged<T>& paged;
+    T *zeros, *decoded;
+    const T* rows[TILE];
+
+    TileRows(Scratch& scratch, const Paged<T>& of)
+        : paged(of), zeros(scratch.take<T>(of.width + LANES)),
+          decoded(of.fp8 ? scratch.take<T>((long)TILE * of.width) : nullptr) {
+        std::memset((void*)zeros, 0, (of.width + LANES) * sizeof(T));
+    }
+
+    // Zeros stand for slots that nobody sees; `most` slots from the start of the tile are seen.
+    void read(long sequence, long tile, int begin, int most) {
+        for (int k = 0; k < TILE; k++) {
+            rows[k] = zeros;
+            if (k < begin || k >= most) continue;
+            const uint8_t* slot = paged.slot(sequence, tile * TILE + k);
+            rows[k] = paged.fp8 ? decoded + (long)k * paged.width : (const T*)slot;
+            if (paged.fp8) decode_latent(paged.fp8_slot(), slot, decoded + (long)k * paged.width);
+        }
+    }
+};
 
 // Consecutive rows of one sequence, for heads [head, head + heads): absorbed queries q [T, H, E] to out [T, H, C].
 template <class T>
 void attend_absorbed(const Paged<T>& paged, const T* q, long row0, int num_rows, int num_heads, int head, int heads,
                      int latent_width, float scale, T* out) {
     Scratch scratch;
-    const int width = (int)paged.width;
+    const int width = paged.width;
     Running running(scratch, num_rows * heads, latent_width);
     const auto queries = scratch.take<const typename Product<T>::X*>(running.count);
     for (int t = 0; t < num_rows; t++) {
@@ -239,21 +262,19 @@ void attend_absorbed(const Paged<T>& paged, const T* q, long row0, int num_rows,
             prepare_rows<T>(scratch, q + ((row0 + t) * num_heads + head) * width, width, heads, width);
         std::memcpy(queries + t * heads, prepared, heads * sizeof(prepared[0]));
     }
-    const long padded = width + LANES;
-    T* zeros = scratch.take<T>(padded);
-    std::memset((void*)zeros, 0, padded * sizeof(T));
+    TileRows<T> latents(scratch, paged);
+    const T** rows = latents.rows;
     T* copies = nullptr;  // of value rows whose padded width might reach beyond the cache
     if (running.value_width > width) copies = scratch.take<T>(TILE * running.value_width);
     auto* packed = scratch.take<typename Product<T>::Unit>((long)TILE * Product<T>::steps(width));
     const Result scores = strided_result(scratch, running.scores, TILE, running.count, TILE);
-    const T* rows[TILE];
     const int32_t* positions = paged.positions + row0;
     int last = 0;
     for (int t = 0; t < num_rows; t++) last = positions[t] > last ? positions[t] : last;
     for (long tile = paged.first_position / TILE; tile <= last / TILE; tile++) {
         const int most = set_visible(running, tile, positions, heads, paged.first_position);
         if (most <= running.begin) continue;
-        tile_rows(paged, paged.sequences[row0], tile, running.begin, most, zeros, rows);
+        latents.read(paged.sequences[row0], tile, running.begin, most);
         const int blocks = (most + LANES - 1) / LANES;
         pack_keys(rows, blocks, width, packed);
         const Weight<T> keys{packed, width, TILE};
@@ -293,15 +314,16 @@ long first_invalid(const Paged<T>& paged, long num_rows) {
     return -1;
 }
 
-// Returns -1, or the first row whose sequence, position or blocks are out of range; then nothing is computed.
+// `cache_dtype`: FP8, or that of q. Returns -1, or the first row whose sequence, position or blocks are out of range;
+// then nothing is computed.
 PD_EXPORT long pd_mla_attention(int dtype, const void* q, long num_rows, int num_heads, int width, int latent_width,
-                                 const void* cache, long num_blocks, long block_size, const int32_t* positions,
-                                 const int32_t* sequences, const int32_t* tables, long num_sequences,
-                                 long table_width, float scale, int first_position, void* out) {
+                                 int cache_dtype, const void* cache, long num_blocks, long block_size,
+                                 const int32_t* positions, const int32_t* sequences, const int32_t* tables,
+                                 long num_sequences, long table_width, float scale, int first_position, void* out) {
     return with_dtype(dtype, [&](auto* type) -> long {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Paged<T> paged{(const T*)cache, num_blocks, block_size, width, positions, sequences, tables,
-                             num_sequences, table_width, first_position};
+        const Paged<T> paged{(const uint8_t*)cache, cache_dtype == FP8, latent_width, width, num_blocks, block_size,
+                             positions, sequences, tables, num_sequences, table_width, first_position};
         const long invalid = first_invalid(paged, num_rows);
         if (invalid >= 0) return invalid;
         Scratch scratch;

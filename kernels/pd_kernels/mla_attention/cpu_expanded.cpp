@@ -72,9 +72,7 @@ void attend_expanded(const Paged<T>& paged, const Expanded<T>& e, const T* q, lo
     tile.head_values = TILE * tile.padded_value_width;
     tile.keys = scratch.take<float>(num_heads * tile.head_keys);
     tile.values = scratch.take<float>(num_heads * tile.head_values);
-    T* zeros = scratch.take<T>(paged.width);
-    std::memset((void*)zeros, 0, paged.width * sizeof(T));
-    const T* rows[TILE];
+    TileRows<T> latents(scratch, paged);
     const int32_t* positions = paged.positions + run.row;
     int last = 0;
     for (int t = 0; t < run.count; t++) last = positions[t] > last ? positions[t] : last;
@@ -82,8 +80,8 @@ void attend_expanded(const Paged<T>& paged, const Expanded<T>& e, const T* q, lo
         int most = 0;
         for (auto& head : running) most = set_visible(head, j, positions, 1, paged.first_position);
         if (most <= running[0].begin) continue;
-        tile_rows(paged, paged.sequences[run.row], j, running[0].begin, most, zeros, rows);
-        expand(e, rows, most, tile);
+        latents.read(paged.sequences[run.row], j, running[0].begin, most);
+        expand(e, latents.rows, most, tile);
         Pool::instance().run(num_heads, [&](long h) {
             Running& r = running[h];
             const Weight<float> keys{tile.keys + h * tile.head_keys, head_width, TILE};
@@ -112,13 +110,14 @@ void attend_expanded(const Paged<T>& paged, const Expanded<T>& e, const T* q, lo
 PD_EXPORT long pd_mla_attention_expanded(
     int dtype, const void* q, long q_stride, long num_rows, int num_heads, int nope_width, int rope_width,
     int latent_width, int value_width, const void* w_uk, const void* w_uv, const float* rope, long num_positions,
-    const void* cache, long num_blocks, long block_size, const int32_t* positions, const int32_t* sequences,
+    int cache_dtype, const void* cache, long num_blocks, long block_size, const int32_t* positions, const int32_t* sequences,
     const int32_t* tables, long num_sequences, long table_width, float scale, int first_position, void* out) {
     return with_dtype(dtype, [&](auto* type) -> long {
         using T = std::remove_pointer_t<decltype(type)>;
         using Unit = typename Product<T>::Unit;
-        const Paged<T> paged{(const T*)cache, num_blocks, block_size, latent_width + rope_width, positions, sequences,
-                             tables, num_sequences, table_width, first_position};
+        const Paged<T> paged{(const uint8_t*)cache, cache_dtype == FP8, latent_width, latent_width + rope_width,
+                             num_blocks, block_size, positions, sequences, tables, num_sequences, table_width,
+                             first_position};
         const long invalid = first_invalid(paged, num_rows);
         if (invalid >= 0) return invalid;
         for (long t = 0; t < num_rows; t++)

@@ -9,7 +9,7 @@ keys at fixed absolute positions. For a row and head
 
 so a tile without visible keys adds exact zeros, and the bits of a row do not depend on where its context ends for
 others. (An online softmax computes the same; the maximum needs no order.) Slots that a row may not see are replaced
-by zeros before any product: NaN in them goes nowhere.
+by zeros before any product: NaN in them goes nowhere. Slots in FP8 stand for the bf16 numbers that they decode to.
 """
 
 from __future__ import annotations
@@ -22,11 +22,22 @@ from torch import Tensor
 
 from pd_kernels.absorb.reference import AbsorbedWeight
 from pd_kernels.elementary.reference import exp, sum_tree
+from pd_kernels.latent_fp8.reference import decode
 from pd_kernels.linear.reference import matmul
 from pd_kernels.ops import ATTENTION_TILE, Rows
 from pd_kernels.rope.reference import rotate
 
 MAX_SCORES = 1 << 22  # scores held at a time; rows beyond are computed in a further pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paged:
+    """The cache of one component (uint8: slots in FP8) and the rows that read it."""
+
+    cache_GKE: Tensor
+    rows: Rows
+    first_position: int
+    latent_width: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +63,8 @@ def mla_attention(q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, fi
             p_nHL.reshape(n * num_heads, -1), values_JCL[j], min_rows).view(n, num_heads, -1))
 
     out = q_THE.new_empty(q_THE.shape[0], q_THE.shape[1], latent_width)
-    _for_each_sequence(out, cache_GKE, rows, first_position, attend, num_heads=q_THE.shape[1])
+    paged = Paged(cache_GKE=cache_GKE, rows=rows, first_position=first_position, latent_width=latent_width)
+    _for_each_sequence(out, paged, attend, num_heads=q_THE.shape[1])
     return out
 
 
@@ -80,35 +92,39 @@ def mla_attention_expanded(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tenso
             [matmul(p_nHL[:, h].contiguous(), values_JHVL[j][h], min_rows) for h in range(num_heads)], dim=1))
 
     out = q_TF.new_empty(q_TF.shape[0], num_heads, value_width)
-    _for_each_sequence(out, cache_GKE, rows, first_position, attend, num_heads=num_heads)
+    paged = Paged(cache_GKE=cache_GKE, rows=rows, first_position=first_position, latent_width=latent)
+    _for_each_sequence(out, paged, attend, num_heads=num_heads)
     return out.flatten(1)
 
 
-def _for_each_sequence(out_THv: Tensor, cache_GKE: Tensor, rows: Rows, first_position: int,
-                       attend: Callable[[Tensor, Context], Tensor], num_heads: int) -> None:
+def _for_each_sequence(out_THv: Tensor, paged: Paged, attend: Callable[[Tensor, Context], Tensor],
+                       num_heads: int) -> None:
     """Fills `out` row by row of each sequence, a bounded number of scores at a time."""
+    rows = paged.rows
     for sequence in torch.unique(rows.sequence_T).tolist():
         indices = (rows.sequence_T == sequence).nonzero()[:, 0]
-        length = int(rows.positions_T[indices].max()) + 1
         table = rows.block_tables_SB[sequence]
-        context = gather_context(cache_GKE, table, length, first_position)
+        context = gather_context(paged, table, int(rows.positions_T[indices].max()) + 1)
         if bool(context.latents_JLE.isfinite().all()):
             num_rows = max(1, MAX_SCORES // (num_heads * context.latents_JLE.shape[0] * ATTENTION_TILE))
             for part in indices.split(num_rows):
                 out_THv[part] = attend(part, context).to(out_THv.dtype)
             continue
         for index in indices:  # 0 · NaN is NaN: each row is given no more than it may see
-            own = gather_context(cache_GKE, table, int(rows.positions_T[index]) + 1, first_position)
+            own = gather_context(paged, table, int(rows.positions_T[index]) + 1)
             out_THv[index] = attend(index[None], own)[0].to(out_THv.dtype)
 
 
-def gather_context(cache_GKE: Tensor, block_table_B: Tensor, length: int, first_position: int) -> Context:
+def gather_context(paged: Paged, block_table_B: Tensor, length: int) -> Context:
     """Slots first_position..length-1 of a sequence as the cache stores them, in float32; zeros around them."""
+    cache_GKE, first_position = paged.cache_GKE, paged.first_position
     block_size = cache_GKE.shape[1]
     num_tiles = -(-length // ATTENTION_TILE)
     blocks = block_table_B[: -(-length // block_size)].long()
-    latents = cache_GKE.new_zeros(num_tiles * ATTENTION_TILE, cache_GKE.shape[-1])
-    latents[:length] = cache_GKE[blocks].flatten(0, 1)[:length]
+    slots = cache_GKE[blocks].flatten(0, 1)[:length]
+    stored = decode(slots, paged.latent_width) if cache_GKE.dtype is torch.uint8 else slots
+    latents = stored.new_zeros(num_tiles * ATTENTION_TILE, stored.shape[-1])
+    latents[:length] = stored
     latents[:first_position] = 0
     return Context(latents_JLE=latents.float().view(num_tiles, ATTENTION_TILE, -1), first_position=first_position)
 

@@ -3,8 +3,8 @@
 namespace pd {
 
 // y = w · x / sqrt(mean(x²) + eps), rounded to the type of y; w is float32.
-template <class T>
-inline void norm_row(const T* x, const float* weight, int width, float eps, T* y) {
+template <class T, class Y>
+inline void norm_row(const T* x, const float* weight, int width, float eps, Y* y) {
     V squares = zero();
     for_lanes(width, [&](int i, int n) {
         const V v = load_upto(x + i, n);
