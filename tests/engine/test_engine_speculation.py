@@ -11,7 +11,7 @@ import torch
 from pd_engine.engine import Engine
 from pd_engine.model.random_checkpoint import write_random_checkpoint
 from pd_engine.sequence import FinishReason
-from pd_engine.steps.decode import decode_step, num_slots_needed
+from pd_engine.steps.decode import MAX_WAITING_STATES, decode_step, num_slots_needed
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from pd_engine.steps.state import can_draft
 from support.engine_cases import all_hidden, load_engine, mtp_hidden, new_sequence, random_ids, release, release_all
@@ -170,6 +170,28 @@ def test_decoding_without_drafts_ends_speculation(engine: Engine) -> None:
     [answer] = player.finish()
     assert sequence.num_drafted == 0
     assert answer == alone(engine, request)
+
+
+def test_the_number_of_drafts_may_change_at_every_step(engine: Engine) -> None:
+    """Off for some steps and on again, the MTP layer catches up; off for too long, it is off for good."""
+    request = Request(prompt=tuple(random_ids(320, 12)), params=SEEDED | {"max_tokens": 200})
+    want = [token.token_id for token in alone(engine, request).tokens]
+    sequence = new_sequence(engine, request.prompt, speculate=8, **request.params)
+    prefill_step(engine, [Chunk(sequence=sequence, num_tokens=12)])
+    sample_first(engine, [sequence])
+    for limit in [3, 0, 0, 1, *[0] * 60, 8, 2, 0, 1]:
+        before = sequence.num_drafted
+        [output] = decode_step(engine, [sequence], limit)
+        assert sequence.num_drafted - before == output.num_drafted == limit
+    while sequence.num_computed - sequence.num_computed_mtp < MAX_WAITING_STATES + 1:
+        decode_step(engine, [sequence], 0)
+    assert not can_draft(sequence)
+    while sequence.finish_reason() is None:
+        [output] = decode_step(engine, [sequence], 8)
+        assert output.num_drafted == 0
+    assert sequence.generated_ids == want
+    assert sequence.num_accepted > 2
+    release(engine, sequence)
 
 
 def test_engines_without_mtp_give_the_same_answer(checkpoints: dict[str, Path]) -> None:
