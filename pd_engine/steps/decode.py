@@ -25,6 +25,7 @@ from torch import Tensor
 from pd_engine.engine import Engine
 from pd_engine.errors import Internal
 from pd_engine.model.mla import StepRows
+from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.sequence import FinishReason, SampledToken, Sequence
 from pd_engine.steps.draft import draft_tokens, num_wanted_drafts, pending_states
 from pd_engine.steps.overflow import all_or_raise, finite_rows, overflow_error
@@ -33,6 +34,8 @@ from pd_engine.steps.sample import Place, sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft
 from pd_kernels.ops import Rows
 from pd_kernels.repeat import repeat
+
+MAX_WAITING_STATES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,24 +53,29 @@ def num_slots_needed(sequence: Sequence) -> int:
     return sequence.num_tokens + num_wanted_drafts(sequence)
 
 
-def decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput]:
+def decode_step(engine: Engine, sequences: Seq[Sequence], max_drafts: int = MAX_SPECULATE) -> list[DecodeOutput]:
     """Runs one step for all sequences, which must differ, not be finished, and have blocks for `num_slots_needed`.
 
     Appends the emitted tokens to each sequence: never more than max_tokens and the engine's context length leave room
     for, and none after a stop token.
 
+    Args:
+        max_drafts: for each sequence, whatever it would like (`pd_engine.steps.speculation`).
+
     Raises:
         Internal: the logits that one needs next are not finite. The others have advanced.
     """
-    return all_or_raise(try_decode_step(engine, sequences))
+    return all_or_raise(try_decode_step(engine, sequences, max_drafts))
 
 
-def try_decode_step(engine: Engine, sequences: Seq[Sequence]) -> list[DecodeOutput | Internal]:
+def try_decode_step(
+    engine: Engine, sequences: Seq[Sequence], max_drafts: int = MAX_SPECULATE
+) -> list[DecodeOutput | Internal]:
     """Like `decode_step`; a sequence whose next token's logits are not finite gets an error in place of tokens, and is
     left as it was: it cannot go on."""
     for sequence in sequences:
         assert sequence.num_computed == sequence.num_tokens - 1, (sequence.name, sequence.num_computed)
-    drafts = draft_tokens(engine, sequences)
+    drafts = draft_tokens(engine, sequences, max_drafts)
     spans = [
         Span(sequence=sequence, start=sequence.num_computed, count=1 + len(drafted))
         for sequence, drafted in zip(sequences, drafts, strict=True)
@@ -164,12 +172,13 @@ def _with_logprobs(
 def _advance(sequence: Sequence, tokens: Seq[SampledToken], hidden: Tensor, num_drafted: int) -> None:
     """Appends the emitted tokens, and keeps the h of the rows that they stand on for the MTP layer's next rows.
 
-    A sequence that does not speculate keeps only the last one; its MTP slots then end where they are.
+    A sequence that does not speculate keeps only the last one; its MTP slots then end where they are. So does one whose
+    drafts have not paid for `MAX_WAITING_STATES` tokens: to catch up would cost more than is ever won back.
     """
     new = hidden[: len(tokens)]
     if num_drafted:
         pending = new.clone()
-    elif sequence.speculate and can_draft(sequence):
+    elif sequence.speculate and can_draft(sequence) and len(pending_states(sequence)) < MAX_WAITING_STATES:
         pending = torch.cat([pending_states(sequence), new])
     else:
         pending = new[-1:].clone()

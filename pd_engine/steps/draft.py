@@ -32,12 +32,12 @@ def pending_states(sequence: Sequence) -> Tensor:
     return sequence.pending_hidden
 
 
-def draft_tokens(engine: Engine, sequences: Seq[Sequence]) -> list[list[int]]:
+def draft_tokens(engine: Engine, sequences: Seq[Sequence], max_drafts: int) -> list[list[int]]:
     """The drafts of each sequence, sampled as the target will sample at their positions; none where it cannot draft.
 
     MTP's slots up to the last known token become final for those that draft; further ones hold guesses.
     """
-    num_drafts = [_num_drafts(engine, sequence) for sequence in sequences]
+    num_drafts = [min(max_drafts, _num_drafts(engine, sequence)) for sequence in sequences]
     drafts: list[list[int]] = [[] for _ in sequences]
     active = [row for row, count in enumerate(num_drafts) if count]
     if not active:
