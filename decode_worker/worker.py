@@ -9,12 +9,14 @@ import time
 
 import torch
 
+from decode_worker.blocks import ChoiceBlocks
 from decode_worker.core import DecodeCore
 from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination
 from kv_transfer.transports import pull_transports
+from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import Engine
@@ -27,15 +29,17 @@ from pd_engine.service.identity import (
     WorkerAddress,
     limits_of,
     max_speculate,
+    prefix_cache,
     process_age_s,
     rss_bytes,
     worker_info,
 )
 from pd_engine.settings import Settings
+from pd_engine.steps.speculation import SpeculationPolicy
+from pd_kernels.block_checksum.ranges import range_checksums
 
 SERVICES = ("pdrelay.internal.v1.Worker", "pdrelay.internal.v1.DecodeWorker")
 
-from pd_kernels.block_checksum.ranges import range_checksums
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +63,7 @@ class DecodeWorker:
         self._drained = asyncio.Event()
         self._unhealthy: asyncio.Future[None] | None = None
         self._hub = TokensHub()
+        self._cache_log = CacheLog()
         self._engine: Engine | None = None
         self._destination: HandoffDestination | None = None
         self._core: DecodeCore | None = None
@@ -75,7 +80,12 @@ class DecodeWorker:
         runner = await self._compute.start()
         engine = self._engine = runner.engine
         core = self._core = DecodeCore(
-            pool=engine.pool, block_size=engine.layout.block_size,
+            pool=engine.pool,
+            blocks=ChoiceBlocks(
+                engine.pool, prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache),
+                with_mtp=engine.has_mtp,
+            ),
+            block_size=engine.layout.block_size,
             silence_s=self._settings.transfer.lease_ms / 1000, hub=self._hub, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=time.monotonic,
         )
@@ -152,19 +162,19 @@ class DecodeWorker:
     def _build_runner(self, thread: ComputeThread[DecodeRunner]) -> DecodeRunner:
         """In the compute thread."""
         torch.set_num_threads(self._settings.engine.threads)
-        engine = Engine.load(
-            resolve_model(self._settings.model), self._settings.engine,
-            max_speculate=max_speculate(self._settings.decode.speculate),
-        )
+        settings = self._settings.decode
+        most = max_speculate(settings.speculate)
+        engine = Engine.load(resolve_model(self._settings.model), self._settings.engine, max_speculate=most)
+        policy = SpeculationPolicy(most) if settings.adaptive_speculation and engine.has_mtp else None
         return DecodeRunner(
-            engine, self._settings.decode.max_batch, lambda report: thread.report(self._on_step, report)
+            engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy
         )
 
     def _add_services(self, core: DecodeCore) -> None:
         assert self._engine is not None
         server, epoch = self._endpoint.server, self._endpoint.epoch
         worker_pb2_grpc.add_WorkerServicer_to_server(
-            DecodeWorkerService(core, self._hub, epoch, self.info, self.loads), server
+            DecodeWorkerService(core, self._hub, self._cache_log, epoch, self.info, self.loads), server
         )
         worker_pb2_grpc.add_DecodeWorkerServicer_to_server(
             DecodeService(core, limits_of(self._engine), epoch), server

@@ -24,6 +24,7 @@ MIN_PROBE_INTERVAL = 64    # steps between two trials of a batch size
 MAX_PROBE_INTERVAL = 512   # while trials turn out worse
 MARGIN = 1.03              # another number of drafts must be so much better
 KEPT_DURATIONS = 15        # the last ones of a batch size and number of drafts; their median counts
+FULL_SHARE = 0.75          # of the sequences must have made that many drafts, or the step says nothing of the number
 ACCEPTANCE_HALF_LIFE = 64.0  # drafts
 
 
@@ -73,7 +74,8 @@ class SpeculationPolicy:
 
         Args:
             num_drafts: what `choose` said.
-            drafted, accepted: of each sequence; fewer may be drafted than allowed, at a sequence's end.
+            drafted, accepted: of each sequence; one may draft less than it is allowed to, at its end or because it was
+                asked to.
         """
         if not self._max_drafts:
             return
@@ -82,7 +84,8 @@ class SpeculationPolicy:
         bucket = self._bucket(num_sequences)
         is_settled = self._last_drafts == num_drafts
         self._last_drafts = num_drafts
-        if is_settled and (num_drafts == 0 or any(drafted)):
+        num_full = sum(made == num_drafts for made in drafted)
+        if is_settled and num_full >= FULL_SHARE * num_sequences:
             bucket.seconds.setdefault(num_drafts, deque(maxlen=KEPT_DURATIONS)).append(seconds / num_sequences)
         self._advance(bucket)
 

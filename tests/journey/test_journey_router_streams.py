@@ -35,6 +35,7 @@ CONTEXT = 400
 WORKERS: dict[str, Any] = {
     "engine": {"cache_mib": 16, "chunk_tokens": 64, "max_context_length": CONTEXT},
     "transfer": {"lease_ms": 2_000},
+    "decode": {"adaptive_speculation": False},
 }
 TEXT = "A dictionary maps keys to values, and the order of its keys is the order in which they were added. " * 60
 

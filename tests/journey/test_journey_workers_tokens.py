@@ -22,7 +22,10 @@ from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_m
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SETTINGS: dict[str, Any] = {"engine": {"cache_mib": 24, "chunk_tokens": 128}, "transfer": {"lease_ms": 5_000}}
+SETTINGS: dict[str, Any] = {
+    "engine": {"cache_mib": 24, "chunk_tokens": 128}, "transfer": {"lease_ms": 5_000},
+    "decode": {"adaptive_speculation": False},  # drafts are counted
+}
 TEXT = "A list is a kind of object that holds other objects, and a method of it may change which ones. " * 20
 
 

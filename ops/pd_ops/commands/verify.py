@@ -42,6 +42,7 @@ def command(
     output = options.start(context, as_json)
     overrides = options.overrides(
         model=model, prefill__workers=prefill, decode__workers=decode, decode__speculate=speculate,
+        decode__adaptive_speculation=False,  # drafts are made, whether they pay or not: they are what is checked
         engine__dtype=dtype, engine__ops=ops, cluster__name="verify", router__grpc_port=0, router__http_port=0,
     )
     settings = with_checked_model(load_settings(config, overrides))
