@@ -95,7 +95,8 @@ class Engine:
         with_mtp = max_speculate > 0 and config.has_mtp
         check_tensors(config, stored, with_mtp=with_mtp)
         dtype = checkpoint_dtype(config, stored) if settings.dtype == "auto" else settings.dtype
-        layout = cache_layout(config, dtype, settings.block_size, with_mtp)
+        latent_dtype = dtype if settings.latent_dtype == "auto" else settings.latent_dtype
+        layout = cache_layout(config, latent_dtype, settings.block_size, with_mtp)
         num_blocks = _num_blocks(layout, settings)
         max_context_length = _context_length(config, settings)
         _, num_weight_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)

@@ -35,6 +35,7 @@ FULL_HASH_BYTES = 256 * 1024 * 1024
 SAMPLE_STRIDE_BYTES = 64 * 1024 * 1024
 SAMPLE_BYTES = 64 * 1024
 LATENT_FORMAT = "mla-1: normed latent, then rope key in interleaved pairs"
+FP8_LATENT_FORMAT = "mla-fp8-1: e4m3 in groups of 128, float32 scales that are powers of two, rope key in bf16"
 _READ_BYTES = 1024 * 1024
 
 
@@ -53,7 +54,7 @@ def engine_fingerprint(
         "config": config.model_dump(mode="json", exclude={"max_position_embeddings", "dtype"}),
         "dtype": dtype,
         "prefill_form": prefill_form,
-        "latent_format": LATENT_FORMAT,
+        "latent_format": FP8_LATENT_FORMAT if layout.has_fp8 else LATENT_FORMAT,
         "layout_version": layout.version,
         "components": [
             [item.name, item.kind.value, item.width, item.dtype, item.first_position] for item in layout.components

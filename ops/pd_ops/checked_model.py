@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pd_engine.model.checkpoint import check_tensors, resolve_model, stored_tensors
-from pd_engine.model.config import ModelConfig
+from pd_engine.model.config import ModelConfig, check_fp8_latents
 from pd_engine.settings import Settings
 
 
@@ -11,8 +11,12 @@ def with_checked_model(settings: Settings) -> Settings:
     """The settings with `model` as an absolute path, once its files are what every process would take.
 
     Raises:
-        PdRelayError: no such checkpoint, a configuration that is broken or not supported, weights that do not fit.
+        PdRelayError: no such checkpoint, a configuration that is broken or not supported, weights that do not fit, or
+            settings that it cannot be served with.
     """
     path = resolve_model(settings.model)
-    check_tensors(ModelConfig.load(path), stored_tensors(path))
+    config = ModelConfig.load(path)
+    check_tensors(config, stored_tensors(path))
+    if settings.engine.latent_dtype == "fp8":
+        check_fp8_latents(config)
     return settings.model_copy(update={"model": str(path)})

@@ -23,7 +23,7 @@ from pd_engine.cache.layout import CacheLayout
 PAGE_BYTES = 4096
 F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; not yet a name in Python's fcntl
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.uint8}
 
 
 def component_offsets(layout: CacheLayout, num_blocks: int) -> tuple[list[int], int]:

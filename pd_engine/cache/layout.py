@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 LAYOUT_VERSION = 1
+FP8_LAYOUT_VERSION = 2  # with slots in FP8
+FP8_GROUP = 128         # numbers of a latent that share a scale
 
 
 class ComponentKind(Enum):
@@ -18,7 +20,13 @@ class ComponentKind(Enum):
     SNAPSHOT = "snapshot"  # fixed bytes a sequence
 
 
-DTYPE_BYTES = {"bf16": 2, "fp32": 4}
+DTYPE_BYTES = {"bf16": 2, "fp32": 4, "fp8": 1}
+
+
+def fp8_slot_bytes(latent_width: int, rope_width: int) -> int:
+    """Bytes of a slot in FP8 (pd_kernels.latent_fp8): 656 for 512 + 64 numbers."""
+    assert latent_width % FP8_GROUP == 0, latent_width
+    return latent_width + 4 * (latent_width // FP8_GROUP) + 2 * rope_width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +36,7 @@ class Component:
     Attributes:
         name: "layers.0", ..., "mtp.0": unique in a layout.
         kind: how its bytes grow with the sequence.
-        width: numbers a slot.
+        width: numbers a slot; bytes a slot of "fp8", whose slots are e4m3 numbers, their scales and a bf16 rope key.
         dtype: a key of `DTYPE_BYTES`.
         first_position: slots before it are zero and never attended (1 for MTP's layer).
         window_slots: of a ring: position p is in slot p modulo this; 0 for the other kinds.
@@ -56,6 +64,10 @@ class CacheLayout:
     block_size: int
     components: tuple[Component, ...]
     version: int = LAYOUT_VERSION
+
+    @property
+    def has_fp8(self) -> bool:
+        return any(component.dtype == "fp8" for component in self.components)
 
     @property
     def bytes_per_token(self) -> int:

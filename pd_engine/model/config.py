@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
+from pd_engine.cache.layout import (
+    FP8_GROUP,
+    FP8_LAYOUT_VERSION,
+    LAYOUT_VERSION,
+    CacheLayout,
+    Component,
+    ComponentKind,
+    fp8_slot_bytes,
+)
 from pd_engine.errors import InvalidArgument, NotFound
 
 CONFIG_FILE = "config.json"
@@ -162,22 +170,42 @@ class ModelConfig(BaseModel):
         return layer >= self.first_k_dense_replace or layer >= self.num_hidden_layers
 
 
+def check_fp8_latents(config: ModelConfig) -> None:
+    """Raises:
+    InvalidArgument: the checkpoint's latents do not divide into FP8's groups.
+    """
+    if config.kv_lora_rank % FP8_GROUP:
+        raise InvalidArgument(
+            f"settings: engine.latent_dtype: fp8 needs a checkpoint whose kv_lora_rank is a multiple of {FP8_GROUP}, "
+            f"this one has {config.kv_lora_rank}"
+        )
+
+
 def cache_layout(config: ModelConfig, dtype: str, block_size: int, with_mtp: bool) -> CacheLayout:
-    """One paged component a layer, in layer order, MTP's last. `dtype` is "bf16" or "fp32".
+    """One paged component a layer, in layer order, MTP's last. `dtype` is that of the latents: "bf16", "fp32" or "fp8".
 
     MTP's slot i holds the latent of (h of position i-1, token i), so its slot 0 is zero and never attended.
+
+    Raises:
+        InvalidArgument: see `check_fp8_latents`.
     """
+    is_fp8 = dtype == "fp8"
+    if is_fp8:
+        check_fp8_latents(config)
+    width = fp8_slot_bytes(config.kv_lora_rank, config.qk_rope_head_dim) if is_fp8 else config.cache_width
     assert not with_mtp or config.has_mtp, "the checkpoint has no MTP layer"
     names = [(f"layers.{layer}", 0) for layer in range(config.num_hidden_layers)]
     if with_mtp:
         names.append(("mtp.0", 1))
     components = tuple(
         Component(
-            name=name, kind=ComponentKind.PAGED, width=config.cache_width, dtype=dtype, first_position=first_position
+            name=name, kind=ComponentKind.PAGED, width=width, dtype=dtype, first_position=first_position
         )
         for name, first_position in names
     )
-    return CacheLayout(block_size=block_size, components=components)
+    return CacheLayout(
+        block_size=block_size, components=components, version=FP8_LAYOUT_VERSION if is_fp8 else LAYOUT_VERSION
+    )
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:
