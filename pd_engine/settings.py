@@ -18,7 +18,6 @@ from pd_engine.errors import InvalidArgument
 from pd_engine.hashing import DEFAULT_BLOCK_SIZE
 from pd_engine.sampling.params import MAX_SPECULATE
 
-
 CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,31}$"
 
 
@@ -42,6 +41,9 @@ class EngineSettings(Section):
     max_context_length: int | None = Field(None, ge=2, description="tokens; none: the checkpoint's own maximum")
     prefill_form: Literal["absorbed", "expanded"] = Field("absorbed", description="arithmetic of prompt positions")
     chunk_tokens: int = Field(256, ge=1, description="prompt tokens computed in one step at most")
+    prefix_cache: bool = Field(
+        True, description="workers keep blocks while there is room, for requests that begin with the same tokens"
+    )
 
 
 class PrefillSettings(Section):
@@ -57,6 +59,9 @@ class DecodeSettings(Section):
     workers: int = Field(1, ge=1, le=1024, description="processes in this pool")
     max_batch: int = Field(64, ge=1, le=4096, description="sequences in one step at most")
     speculate: int = Field(1, ge=0, le=MAX_SPECULATE, description="draft tokens a step; 0 without an MTP layer")
+    adaptive_speculation: bool = Field(
+        True, description="fewer drafts, or none, where measured steps say that so many do not pay; tokens are the same"
+    )
 
 
 class RouterSettings(Section):
@@ -69,6 +74,9 @@ class RouterSettings(Section):
     max_running_requests: int = Field(256, ge=1, description="requests in the system at most; more are refused")
     max_attempts: int = Field(3, ge=1, le=16, description="placements of one journey at most")
     request_timeout_ms: int = Field(600_000, ge=1, description="a request ends after this, whatever its state")
+    max_index_entries: int = Field(
+        2_000_000, ge=0, description="cached blocks, each at one worker, that placement knows of; about 150 bytes each"
+    )
     worker_silence_ms: int = Field(
         6_000, ge=500, description="a worker that says nothing for so long is lost; a healthy one reports every 200 ms"
     )
