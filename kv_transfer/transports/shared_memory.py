@@ -45,7 +45,7 @@ from pd_engine.errors import DeadlineExceeded, InvalidArgument, Unavailable
 NAME = "shared_memory"
 MAX_NAME_CHARS = 64
 LENGTH = struct.Struct("<Q")
-SLICE_BYTES = 8 * 1024 * 1024  # copied between two looks at whether anybody still wants it
+SLICE_BYTES = 16 * 1024 * 1024  # copied between two looks at whether anybody still wants it
 
 Copy = Callable[[Bytes, Bytes, Int64s, Int64s, Int64s], UInt64s | None]
 """(source, destination, source offsets, destination offsets, lengths) -> checksums of the ranges, unless they are off:
@@ -184,8 +184,7 @@ class SharedMemoryConnection:
         self._map.close()
 
     def _run(self, spans: Spans, stop: threading.Event) -> Fetched:
-        """In the copying thread."""
-        _check_bounds(spans, len(self._source), len(self._destination), len(self._generations))
+        """In the copying thread. The copy refuses ranges beyond either arena."""
         before = self._generations[spans.block_ids]
         checksums: list[UInt64s] = []
         for run in runs_of(spans.lengths, SLICE_BYTES):
@@ -208,13 +207,6 @@ class SharedMemoryConnection:
                 pass
         except OSError:
             return
-
-
-def _check_bounds(spans: Spans, num_source_bytes: int, num_bytes: int, num_blocks: int) -> None:
-    assert (spans.lengths > 0).all() and (spans.source_offsets >= num_blocks * 8).all() and (spans.offsets >= 0).all()
-    assert (spans.source_offsets + spans.lengths <= num_source_bytes).all()
-    assert (spans.offsets + spans.lengths <= num_bytes).all()
-    assert (spans.block_ids < num_blocks).all()
 
 
 async def _receive_map(sock: socket.socket, num_bytes: int) -> mmap.mmap:

@@ -40,7 +40,7 @@ def check_within(name: str, buffer: Bytes, offsets: Offsets, num_bytes: Offsets)
     assert buffer.ndim == 1 and len(offsets) == len(num_bytes), (buffer.shape, len(offsets), len(num_bytes))
     if len(offsets) == 0:
         return
-    if int(offsets.min()) < 0 or int(num_bytes.min()) < 0 or int((offsets + num_bytes).max()) > len(buffer):
+    if offsets.min() < 0 or num_bytes.min() < 0 or (offsets + num_bytes).max() > len(buffer):
         raise ValueError(f"a piece is not within the {name} of {len(buffer)} bytes")
 
 
