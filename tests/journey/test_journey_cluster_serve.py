@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pd_ops.cluster.ray_runtime import OWN_ENVIRONMENT
 from support.commands import COMMAND, Finished, Serving, environment, run_command
 
 pytestmark = pytest.mark.cluster
@@ -172,7 +173,8 @@ def test_no_process_has_what_it_must_not(cluster: Cluster) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", script, cluster.ready["ray_address"]], capture_output=True, text=True, check=True,
-        env=environment(RAY_AUTH_MODE="token"),  # as Ray asks of whoever joins a cluster that has a token
+        # As Ray asks of whoever joins a cluster that has a token, and that listens on the loopback address.
+        env=environment(RAY_AUTH_MODE="token", **OWN_ENVIRONMENT),
     )
     modules = json.loads(done.stderr.splitlines()[-1])
     assert "torch" in modules["prefill-0"]
