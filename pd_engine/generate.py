@@ -101,7 +101,8 @@ def generate_stream(
         prompt_checksums = (
             slot_checksums(engine.ops, engine.arena, sequence.block_ids, len(prompt_ids)) if checksums else []
         )
-        yield from _answer(engine, OutputText(tokenizer, params.stop), sequence, tuple(prompt_checksums))
+        output = OutputText(tokenizer, params.stop, min_tokens=params.min_tokens)
+        yield from _answer(engine, output, sequence, tuple(prompt_checksums))
     finally:
         engine.pool.release(sequence.block_ids, sequence.name)
 

@@ -193,7 +193,7 @@ class Dispatcher:
             raise AlreadyExists(f"a request with id {request.request_id!r} is running")
         begun_s = time.monotonic()
         stream = TokenStream(
-            text=OutputText(self._tokenizer, request.params.stop),
+            text=OutputText(self._tokenizer, request.params.stop, min_tokens=request.params.min_tokens),
             ending_ids=request.ending_ids,
             max_tokens=request.params.max_tokens,
         )

@@ -12,7 +12,7 @@ from grpc.aio import ServicerContext
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import api_pb2_grpc
 from pd_engine.errors import InvalidArgument
-from pd_engine.sampling.params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from pd_engine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from pd_engine.sequence import SampledToken
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
@@ -73,6 +73,7 @@ def check_counts(request: api.GenerateRequest, preparer: Preparer) -> None:
         ("messages", len(request.chat.messages), MAX_MESSAGES),
         ("stop strings", len(params.stop), MAX_STOP_STRINGS),
         ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKEN_IDS),
+        ("tokens in logit_bias", len(params.logit_bias), MAX_LOGIT_BIAS),
     ):
         if count > most:
             raise InvalidArgument(f"at most {most} {name} are allowed, got {count}")
@@ -88,7 +89,7 @@ def check_known_fields(message: Message) -> None:
     if len(unknown):
         raise InvalidArgument(f"{message.DESCRIPTOR.name} has no field number {unknown[0].field_number}")
     for field, value in message.ListFields():
-        if field.message_type is None:
+        if field.message_type is None or field.message_type.GetOptions().map_entry:  # our maps hold scalars
             continue
         for part in [value] if isinstance(value, Message) else value:
             check_known_fields(part)
@@ -148,6 +149,12 @@ def parse_sampling(params: api.SamplingParams) -> SamplingFields:
         stop=tuple(params.stop),
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=given("ignore_eos"),
+        min_p=given("min_p"),
+        repetition_penalty=given("repetition_penalty"),
+        presence_penalty=given("presence_penalty"),
+        frequency_penalty=given("frequency_penalty"),
+        logit_bias=tuple(sorted(params.logit_bias.items())),
+        min_tokens=given("min_tokens"),
         logprobs=given("logprobs"),
         speculate=given("speculate"),
     )

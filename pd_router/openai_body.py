@@ -1,7 +1,7 @@
 """Bodies of OpenAI's completions and chat completions, parsed once: unknown fields are refused by name.
 
-Beyond OpenAI's own fields there are vLLM's `top_k`, `stop_token_ids`, `ignore_eos`, `request_id`, `cache_salt`,
-`return_token_ids`, and ours: `speculate`.
+Beyond OpenAI's own fields there are vLLM's `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
+`ignore_eos`, `request_id`, `cache_salt`, `return_token_ids`, and ours: `speculate`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pd_engine.errors import InvalidArgument
+from pd_engine.sampling.params import MAX_LOGIT_BIAS, LogitBias
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
 from pd_router.request import Prompt, RawRequest, TextPrompt
@@ -19,18 +20,13 @@ from pd_router.request import Prompt, RawRequest, TextPrompt
 DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions, as OpenAI documents it; chats go on to the end of the context
 MAX_LISTED_PROBLEMS = 5
 MAX_SHOWN_CHARS = 100
+MAX_ID_DIGITS = 10
 
 # Fields of OpenAI's and vLLM's that change nothing with these values, and are not supported with others.
 NEUTRAL_VALUES: dict[str, list[Any]] = {
     "best_of": [1],
     "echo": [False],
     "suffix": [""],
-    "presence_penalty": [0],
-    "frequency_penalty": [0],
-    "repetition_penalty": [1],
-    "min_p": [0],
-    "min_tokens": [0],
-    "logit_bias": [{}],
     "tools": [[]],
     "tool_choice": ["none", "auto"],
     "parallel_tool_calls": [True, False],
@@ -59,8 +55,14 @@ class OpenAIBody(_Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, Any] | None = Field(None, description="token id -> what is added to its logit")
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
@@ -86,8 +88,14 @@ class OpenAIBody(_Strict):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=_parse_logit_bias(self.logit_bias or {}),
             seed=self.seed,
             max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
@@ -193,6 +201,17 @@ def _explain(kind: type[BaseModel], problem: Any) -> str:
 def _short(value: Any, *, quote: bool = True) -> str:
     text = repr(value) if quote and not isinstance(value, str) else str(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+def _parse_logit_bias(logit_bias: dict[str, Any]) -> LogitBias:
+    if len(logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidArgument(f"logit_bias has at most {MAX_LOGIT_BIAS} tokens, got {len(logit_bias)}")
+    for key, bias in logit_bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
+            raise InvalidArgument(f"logit_bias must have token ids as keys, such as \"12\", got {_short(key)}")
+        if not isinstance(bias, int | float) or isinstance(bias, bool):
+            raise InvalidArgument(f"logit_bias must have numbers as values, got {_short(bias)} for token {key}")
+    return tuple(sorted((int(key), bias) for key, bias in logit_bias.items()))
 
 
 def _parse_prompt(prompt: Any) -> Prompt:

@@ -24,6 +24,12 @@ def sampling_message(params: SamplingParams, *, ending_ids: frozenset[int], spec
         stop_token_ids=sorted(ending_ids),
         logprobs=-1 if params.logprobs is None else params.logprobs,
         speculate=speculate,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        min_tokens=params.min_tokens,
     )
 
 

@@ -18,6 +18,7 @@ from pd_engine.settings import EngineSettings
 from pd_engine.text.defaults import SamplingFields
 
 MAX_TOKEN_ID = 2**32 - 1
+MAX_PROMPT_BYTES = 16 * 2**20  # half of what a request may have
 MAX_INT32 = 2**31 - 1
 _VALID = SamplingParams(temperature=0.0, top_p=1.0, top_k=NO_TOP_K, seed=0, max_tokens=1)
 
@@ -46,7 +47,9 @@ Prompt = TextPrompt | ChatPrompt | TokensPrompt
 
 def read_sampling(
     *, max_tokens: int | None, temperature: float | None, top_p: float | None, top_k: int | None, seed: int | None,
-    stop: Sequence[str], ignore_eos: bool, logprobs: int | None, speculate: int | None,
+    stop: Sequence[str], ignore_eos: bool, logprobs: int | None, speculate: int | None, min_p: float | None = None,
+    repetition_penalty: float | None = None, presence_penalty: float | None = None,
+    frequency_penalty: float | None = None, logit_bias: Sequence[str] = (), min_tokens: int | None = None,
 ) -> SamplingFields:
     """Sampling as it was asked for; None: not asked, so the server's or the checkpoint's default.
 
@@ -55,15 +58,40 @@ def read_sampling(
     """
     for text in stop:
         require_unicode(text, "a stop string")
-    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k or None, "seed": seed}
-    replace(_VALID, stop=tuple(stop), logprobs=logprobs, speculate=speculate, **_present(given))
-    for name, value in (("max_tokens", max_tokens), ("top_k", top_k)):
+    biases = tuple(parse_bias(text) for text in logit_bias)
+    processing: dict[str, Any] = {
+        "min_p": min_p, "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty, "min_tokens": min_tokens,
+    }
+    given = {
+        "max_tokens": max(1, min_tokens or 1) if max_tokens is None else max_tokens, "temperature": temperature,
+        "top_p": top_p, "top_k": top_k or None, "seed": seed, **processing,
+    }
+    replace(
+        _VALID, stop=tuple(stop), logprobs=logprobs, speculate=speculate, logit_bias=biases, **_present(given)
+    )
+    for name, value in (("max_tokens", max_tokens), ("min_tokens", min_tokens), ("top_k", top_k)):
         if value is not None and value > MAX_INT32:
             raise InvalidArgument(f"{name} must be at most {MAX_INT32}, got {value}")
     return SamplingFields(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop),
-        ignore_eos=ignore_eos or None, logprobs=logprobs, speculate=speculate,
+        ignore_eos=ignore_eos or None, logprobs=logprobs, speculate=speculate, logit_bias=biases, **processing,
     )
+
+
+def parse_bias(text: str) -> tuple[int, float]:
+    """(token id, bias) of "12=-5".
+
+    Raises:
+        InvalidArgument: it is anything else.
+    """
+    token, separator, bias = text.partition("=")
+    try:
+        if separator and token.isascii() and token.isdigit() and int(token) <= MAX_TOKEN_ID:
+            return int(token), float(bias)
+    except ValueError:
+        pass
+    raise InvalidArgument(f"--logit-bias must be a token id and a number such as 12=-5, got {text!r}")
 
 
 def sampling_proto(fields: SamplingFields) -> api_pb2.SamplingParams:
@@ -71,7 +99,9 @@ def sampling_proto(fields: SamplingFields) -> api_pb2.SamplingParams:
     return api_pb2.SamplingParams(
         temperature=fields.temperature, top_p=fields.top_p, top_k=fields.top_k, max_tokens=fields.max_tokens,
         stop=fields.stop, stop_token_ids=fields.stop_token_ids, ignore_eos=fields.ignore_eos, seed=fields.seed,
-        logprobs=fields.logprobs, speculate=fields.speculate,
+        logprobs=fields.logprobs, speculate=fields.speculate, min_p=fields.min_p,
+        repetition_penalty=fields.repetition_penalty, presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty, logit_bias=dict(fields.logit_bias), min_tokens=fields.min_tokens,
     )
 
 
@@ -114,9 +144,13 @@ def parse_token_ids(text: str) -> tuple[int, ...]:
     ids = []
     for part in text.split(","):
         word = part.strip()
-        if not (word.isascii() and word.isdigit()) or int(word) > MAX_TOKEN_ID:
-            raise InvalidArgument(f"--token-ids must be numbers from 0 to {MAX_TOKEN_ID} such as 1,2,3, got {word!r}")
-        ids.append(int(word))
+        digits = word.lstrip("0") or "0"
+        is_number = word.isascii() and word.isdigit()
+        if not is_number or len(digits) > len(str(MAX_TOKEN_ID)) or int(digits) > MAX_TOKEN_ID:
+            raise InvalidArgument(
+                f"--token-ids must be numbers from 0 to {MAX_TOKEN_ID} such as 1,2,3, got {word[:40]!r}"
+            )
+        ids.append(int(digits))
     return tuple(ids)
 
 
@@ -146,9 +180,15 @@ def require_unicode(text: str, what: str) -> str:
 def _read_text(path: Path) -> str:
     name = "standard input" if path == Path("-") else str(path)
     try:
-        data = sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
+        if path == Path("-"):
+            data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(MAX_PROMPT_BYTES + 1)
     except OSError as error:
         raise InvalidArgument(f"cannot read the prompt from {name}: {error.strerror}") from None
+    if len(data) > MAX_PROMPT_BYTES:
+        raise InvalidArgument(f"the prompt in {name} is larger than {MAX_PROMPT_BYTES} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpd_engine/contracts/api.proto\x12\npdrelay.v1\"\xd9\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.pdrelay.v1.TokenizedInputH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.pdrelay.v1.ChatInputH\x00\x12\x33\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1a.pdrelay.v1.SamplingParams\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12(\n\tplacement\x18\x07 \x01(\x0b\x32\x15.pdrelay.v1.Placement\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x1c\n\x14parse_special_tokens\x18\t \x01(\x08\x12\x14\n\x07\x61\x64\x64_bos\x18\n \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\n\n\x08_add_bos\":\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x03(\r\"6\n\tChatInput\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pdrelay.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe8\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x05\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x06\x88\x01\x01\x12\x16\n\tspeculate\x18\n \x01(\rH\x07\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x08\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0c\n\n_speculateB\x04\n\x02_n\"w\n\tPlacement\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x1b\n\x13\x62ypass_prefix_cache\x18\x03 \x01(\x08\x12\x1e\n\x16report_block_checksums\x18\x04 \x01(\x08\"\x96\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1f.pdrelay.v1.GenerateStreamChunkH\x00\x12\x30\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1c.pdrelay.v1.GenerateCompleteH\x00\x42\n\n\x08response\"r\n\x13GenerateStreamChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.pdrelay.v1.TokenLogprobs\"_\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xa6\x02\n\x10GenerateComplete\x12\x12\n\noutput_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdrelay.v1.Usage\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.pdrelay.v1.TokenLogprobs\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x07 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x08 \x01(\r\x12$\n\x07handoff\x18\t \x01(\x0b\x32\x13.pdrelay.v1.Handoff\x12\x10\n\x08warnings\x18\n \x03(\t\x12\x13\n\x0bstop_reason\x18\x0b \x01(\t\"\x89\x01\n\x07Handoff\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x17\n\x0f\x62lock_checksums\x18\x05 \x03(\x04\x12\x14\n\x0chidden_bytes\x18\x06 \x01(\x04\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\",\n\rAbortResponse\x12\x1b\n\x13unknown_request_ids\x18\x01 \x03(\t\"\x15\n\x13GetModelInfoRequest\"\xa5\x02\n\x14GetModelInfoResponse\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x19\n\x11served_model_name\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x1a\n\x12max_context_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x08 \x01(\t\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x17\n\x0f\x62ytes_per_token\x18\n \x01(\r\x12\x18\n\x10num_draft_layers\x18\x0b \x01(\r\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\"\x16\n\x14GetServerInfoRequest\"\xd8\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bserver_type\x18\x02 \x01(\t\x12\x16\n\x0euptime_seconds\x18\x03 \x01(\x01\x12\x17\n\x0f\x61\x63tive_requests\x18\x04 \x01(\r\x12)\n\x07workers\x18\x05 \x03(\x0b\x32\x18.pdrelay.v1.WorkerStatus\x12\x18\n\x10router_rss_bytes\x18\x06 \x01(\x04\x12\x12\n\nrouter_pid\x18\x07 \x01(\r\x12\x0f\n\x07\x63luster\x18\x08 \x01(\t\"\xb9\x02\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\t\x12\r\n\x05state\x18\x07 \x01(\t\x12\x18\n\x10num_blocks_total\x18\x08 \x01(\r\x12\x17\n\x0fnum_blocks_free\x18\t \x01(\r\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x11\n\trss_bytes\x18\x0c \x01(\x04\x12\x15\n\rweights_bytes\x18\r \x01(\x04\x12\x13\n\x0b\x61rena_bytes\x18\x0e \x01(\x04\x12\x13\n\x0bops_backend\x18\x0f \x01(\t\x12\x14\n\x0cload_seconds\x18\x10 \x01(\x01\"\x11\n\x0fGetLoadsRequest\"9\n\x10GetLoadsResponse\x12%\n\x05loads\x18\x01 \x03(\x0b\x32\x16.pdrelay.v1.WorkerLoad\"\xc1\x01\n\nWorkerLoad\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x17\n\x0fnum_blocks_free\x18\x04 \x01(\r\x12\x18\n\x10num_blocks_total\x18\x05 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_leases\x18\x07 \x01(\r\x12\x10\n\x08num_pins\x18\x08 \x01(\r2\x80\x03\n\x07PdRelay\x12G\n\x08Generate\x12\x1b.pdrelay.v1.GenerateRequest\x1a\x1c.pdrelay.v1.GenerateResponse0\x01\x12<\n\x05\x41\x62ort\x12\x18.pdrelay.v1.AbortRequest\x1a\x19.pdrelay.v1.AbortResponse\x12Q\n\x0cGetModelInfo\x12\x1f.pdrelay.v1.GetModelInfoRequest\x1a .pdrelay.v1.GetModelInfoResponse\x12T\n\rGetServerInfo\x12 .pdrelay.v1.GetServerInfoRequest\x1a!.pdrelay.v1.GetServerInfoResponse\x12\x45\n\x08GetLoads\x12\x1b.pdrelay.v1.GetLoadsRequest\x1a\x1c.pdrelay.v1.GetLoadsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpd_engine/contracts/api.proto\x12\npdrelay.v1\"\xd9\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.pdrelay.v1.TokenizedInputH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.pdrelay.v1.ChatInputH\x00\x12\x33\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1a.pdrelay.v1.SamplingParams\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12(\n\tplacement\x18\x07 \x01(\x0b\x32\x15.pdrelay.v1.Placement\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x1c\n\x14parse_special_tokens\x18\t \x01(\x08\x12\x14\n\x07\x61\x64\x64_bos\x18\n \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\n\n\x08_add_bos\":\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x03(\r\"6\n\tChatInput\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pdrelay.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc1\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x05\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x06\x88\x01\x01\x12\x16\n\tspeculate\x18\n \x01(\rH\x07\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x12\n\x05min_p\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\n\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0e \x01(\x02H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0f \x01(\x02H\x0c\x88\x01\x01\x12=\n\nlogit_bias\x18\x10 \x03(\x0b\x32).pdrelay.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x11 \x01(\rH\r\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0c\n\n_speculateB\x04\n\x02_nB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokens\"w\n\tPlacement\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x1b\n\x13\x62ypass_prefix_cache\x18\x03 \x01(\x08\x12\x1e\n\x16report_block_checksums\x18\x04 \x01(\x08\"\x96\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1f.pdrelay.v1.GenerateStreamChunkH\x00\x12\x30\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1c.pdrelay.v1.GenerateCompleteH\x00\x42\n\n\x08response\"r\n\x13GenerateStreamChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.pdrelay.v1.TokenLogprobs\"_\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xa6\x02\n\x10GenerateComplete\x12\x12\n\noutput_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdrelay.v1.Usage\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.pdrelay.v1.TokenLogprobs\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x07 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x08 \x01(\r\x12$\n\x07handoff\x18\t \x01(\x0b\x32\x13.pdrelay.v1.Handoff\x12\x10\n\x08warnings\x18\n \x03(\t\x12\x13\n\x0bstop_reason\x18\x0b \x01(\t\"\x89\x01\n\x07Handoff\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x17\n\x0f\x62lock_checksums\x18\x05 \x03(\x04\x12\x14\n\x0chidden_bytes\x18\x06 \x01(\x04\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\",\n\rAbortResponse\x12\x1b\n\x13unknown_request_ids\x18\x01 \x03(\t\"\x15\n\x13GetModelInfoRequest\"\xa5\x02\n\x14GetModelInfoResponse\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x19\n\x11served_model_name\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x1a\n\x12max_context_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x08 \x01(\t\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x17\n\x0f\x62ytes_per_token\x18\n \x01(\r\x12\x18\n\x10num_draft_layers\x18\x0b \x01(\r\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\"\x16\n\x14GetServerInfoRequest\"\xd8\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bserver_type\x18\x02 \x01(\t\x12\x16\n\x0euptime_seconds\x18\x03 \x01(\x01\x12\x17\n\x0f\x61\x63tive_requests\x18\x04 \x01(\r\x12)\n\x07workers\x18\x05 \x03(\x0b\x32\x18.pdrelay.v1.WorkerStatus\x12\x18\n\x10router_rss_bytes\x18\x06 \x01(\x04\x12\x12\n\nrouter_pid\x18\x07 \x01(\r\x12\x0f\n\x07\x63luster\x18\x08 \x01(\t\"\xb9\x02\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\t\x12\r\n\x05state\x18\x07 \x01(\t\x12\x18\n\x10num_blocks_total\x18\x08 \x01(\r\x12\x17\n\x0fnum_blocks_free\x18\t \x01(\r\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x11\n\trss_bytes\x18\x0c \x01(\x04\x12\x15\n\rweights_bytes\x18\r \x01(\x04\x12\x13\n\x0b\x61rena_bytes\x18\x0e \x01(\x04\x12\x13\n\x0bops_backend\x18\x0f \x01(\t\x12\x14\n\x0cload_seconds\x18\x10 \x01(\x01\"\x11\n\x0fGetLoadsRequest\"9\n\x10GetLoadsResponse\x12%\n\x05loads\x18\x01 \x03(\x0b\x32\x16.pdrelay.v1.WorkerLoad\"\xc1\x01\n\nWorkerLoad\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x17\n\x0fnum_blocks_free\x18\x04 \x01(\r\x12\x18\n\x10num_blocks_total\x18\x05 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_leases\x18\x07 \x01(\r\x12\x10\n\x08num_pins\x18\x08 \x01(\r2\x80\x03\n\x07PdRelay\x12G\n\x08Generate\x12\x1b.pdrelay.v1.GenerateRequest\x1a\x1c.pdrelay.v1.GenerateResponse0\x01\x12<\n\x05\x41\x62ort\x12\x18.pdrelay.v1.AbortRequest\x1a\x19.pdrelay.v1.AbortResponse\x12Q\n\x0cGetModelInfo\x12\x1f.pdrelay.v1.GetModelInfoRequest\x1a .pdrelay.v1.GetModelInfoResponse\x12T\n\rGetServerInfo\x12 .pdrelay.v1.GetServerInfoRequest\x1a!.pdrelay.v1.GetServerInfoResponse\x12\x45\n\x08GetLoads\x12\x1b.pdrelay.v1.GetLoadsRequest\x1a\x1c.pdrelay.v1.GetLoadsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pd_engine.contracts.api_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=46
   _globals['_GENERATEREQUEST']._serialized_end=391
   _globals['_TOKENIZEDINPUT']._serialized_start=393
@@ -40,41 +42,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=509
   _globals['_CHATMESSAGE']._serialized_end=553
   _globals['_SAMPLINGPARAMS']._serialized_start=556
-  _globals['_SAMPLINGPARAMS']._serialized_end=916
-  _globals['_PLACEMENT']._serialized_start=918
-  _globals['_PLACEMENT']._serialized_end=1037
-  _globals['_GENERATERESPONSE']._serialized_start=1040
-  _globals['_GENERATERESPONSE']._serialized_end=1190
-  _globals['_GENERATESTREAMCHUNK']._serialized_start=1192
-  _globals['_GENERATESTREAMCHUNK']._serialized_end=1306
-  _globals['_TOKENLOGPROBS']._serialized_start=1308
-  _globals['_TOKENLOGPROBS']._serialized_end=1403
-  _globals['_USAGE']._serialized_start=1405
-  _globals['_USAGE']._serialized_end=1485
-  _globals['_GENERATECOMPLETE']._serialized_start=1488
-  _globals['_GENERATECOMPLETE']._serialized_end=1782
-  _globals['_HANDOFF']._serialized_start=1785
-  _globals['_HANDOFF']._serialized_end=1922
-  _globals['_ABORTREQUEST']._serialized_start=1924
-  _globals['_ABORTREQUEST']._serialized_end=1959
-  _globals['_ABORTRESPONSE']._serialized_start=1961
-  _globals['_ABORTRESPONSE']._serialized_end=2005
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2007
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2028
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2031
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2324
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=2326
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=2348
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=2351
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=2567
-  _globals['_WORKERSTATUS']._serialized_start=2570
-  _globals['_WORKERSTATUS']._serialized_end=2883
-  _globals['_GETLOADSREQUEST']._serialized_start=2885
-  _globals['_GETLOADSREQUEST']._serialized_end=2902
-  _globals['_GETLOADSRESPONSE']._serialized_start=2904
-  _globals['_GETLOADSRESPONSE']._serialized_end=2961
-  _globals['_WORKERLOAD']._serialized_start=2964
-  _globals['_WORKERLOAD']._serialized_end=3157
-  _globals['_PDRELAY']._serialized_start=3160
-  _globals['_PDRELAY']._serialized_end=3544
+  _globals['_SAMPLINGPARAMS']._serialized_end=1261
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1014
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1062
+  _globals['_PLACEMENT']._serialized_start=1263
+  _globals['_PLACEMENT']._serialized_end=1382
+  _globals['_GENERATERESPONSE']._serialized_start=1385
+  _globals['_GENERATERESPONSE']._serialized_end=1535
+  _globals['_GENERATESTREAMCHUNK']._serialized_start=1537
+  _globals['_GENERATESTREAMCHUNK']._serialized_end=1651
+  _globals['_TOKENLOGPROBS']._serialized_start=1653
+  _globals['_TOKENLOGPROBS']._serialized_end=1748
+  _globals['_USAGE']._serialized_start=1750
+  _globals['_USAGE']._serialized_end=1830
+  _globals['_GENERATECOMPLETE']._serialized_start=1833
+  _globals['_GENERATECOMPLETE']._serialized_end=2127
+  _globals['_HANDOFF']._serialized_start=2130
+  _globals['_HANDOFF']._serialized_end=2267
+  _globals['_ABORTREQUEST']._serialized_start=2269
+  _globals['_ABORTREQUEST']._serialized_end=2304
+  _globals['_ABORTRESPONSE']._serialized_start=2306
+  _globals['_ABORTRESPONSE']._serialized_end=2350
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2352
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2373
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2376
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2669
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=2671
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=2693
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=2696
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=2912
+  _globals['_WORKERSTATUS']._serialized_start=2915
+  _globals['_WORKERSTATUS']._serialized_end=3228
+  _globals['_GETLOADSREQUEST']._serialized_start=3230
+  _globals['_GETLOADSREQUEST']._serialized_end=3247
+  _globals['_GETLOADSRESPONSE']._serialized_start=3249
+  _globals['_GETLOADSRESPONSE']._serialized_end=3306
+  _globals['_WORKERLOAD']._serialized_start=3309
+  _globals['_WORKERLOAD']._serialized_end=3502
+  _globals['_PDRELAY']._serialized_start=3505
+  _globals['_PDRELAY']._serialized_end=3889
 # @@protoc_insertion_point(module_scope)

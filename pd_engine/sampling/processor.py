@@ -79,17 +79,18 @@ class LogitProcessor:
     def process(self, logits: Values) -> Values:
         """The processed logits of `token_ids`, whose logits are given; float32."""
         params, rows = self._params, self._table[: len(logits)]
+        counts: Values = rows["count"]
         with np.errstate(over="ignore", invalid="ignore"):  # logits of any size, NaN too
-            z = logits + rows["bias"]
+            z: Values = logits + rows["bias"]
             if self._num_generated < params.min_tokens:
                 z[rows["ends"]] = -np.inf
             if params.repetition_penalty != 1:
-                penalty = np.float32(params.repetition_penalty)
+                penalty = np.array([params.repetition_penalty], dtype=np.float32)
                 z = np.where(rows["occurred"], np.where(z > 0, z / penalty, z * penalty), z)
             if params.frequency_penalty:
-                z = z - np.float32(params.frequency_penalty) * rows["count"]
+                z = z - np.float32(params.frequency_penalty) * counts
             if params.presence_penalty:
-                z = np.where(rows["count"] > 0, z - np.float32(params.presence_penalty), z)
+                z = np.where(counts > 0, z - np.float32(params.presence_penalty), z)
         assert z.dtype == np.float32, z.dtype
         return z
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import InvalidArgument
 from pd_engine.hashing import HASH_BYTES
-from pd_engine.sampling.params import MAX_STOP_TOKEN_IDS, SamplingParams
+from pd_engine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, LogitBias, SamplingParams
 
 MAX_ID_CHARS = 128
 MAX_SALT_CHARS = 256
 MAX_EOS_TOKEN_IDS = 64
 MAX_LEASE_MS = 3_600_000
 MAX_JOURNEYS_A_CALL = 10_000
+_OPTIONAL_FIELDS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"[0-9A-Za-z.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -142,6 +143,8 @@ def parse_sampling(sampling: pb.Sampling, limits: Limits) -> SamplingParams:
     for token_id in sampling.stop_token_ids:
         if token_id >= limits.vocab_size:
             raise InvalidArgument(f"stop_token_ids must be in [0, {limits.vocab_size}), got {token_id}")
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidArgument(f"logit_bias has at most {MAX_LOGIT_BIAS} tokens, got {len(sampling.logit_bias)}")
     if sampling.logprobs < -1:
         raise InvalidArgument(f"logprobs must be >= 0, or -1 for none, got {sampling.logprobs}")
     return SamplingParams(
@@ -153,7 +156,16 @@ def parse_sampling(sampling: pb.Sampling, limits: Limits) -> SamplingParams:
         ignore_eos=True,
         logprobs=None if sampling.logprobs < 0 else sampling.logprobs,
         speculate=sampling.speculate,
+        logit_bias=_parse_logit_bias(sampling, limits),
+        **{name: getattr(sampling, name) for name in _OPTIONAL_FIELDS if sampling.HasField(name)},
     )
+
+
+def _parse_logit_bias(sampling: pb.Sampling, limits: Limits) -> LogitBias:
+    for token_id in sampling.logit_bias:
+        if token_id >= limits.vocab_size:
+            raise InvalidArgument(f"token ids of logit_bias must be in [0, {limits.vocab_size}), got {token_id}")
+    return tuple(sorted(sampling.logit_bias.items()))
 
 
 def _check_lengths(choice: Choice, limits: Limits) -> None:

@@ -1,6 +1,6 @@
 """Sampling parameters of a request: the client's, over the checkpoint's defaults, over ours.
 
-An absent field is None here and a default only in `resolve_sampling`. Ours: temperature 1, no top-p or top-k limit,
+An absent field is None here and a default only in `resolve_sampling`. Ours: temperature 1, no limits and no penalties,
 as many tokens as the context has room for, a seed from the request id, the server's speculation.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pd_engine.errors import InvalidArgument
-from pd_engine.sampling.params import NO_TOP_K, SamplingParams, seed_from_request_id
+from pd_engine.sampling.params import NO_TOP_K, LogitBias, SamplingParams, seed_from_request_id
 from pd_engine.text.json_file import read_json_object
 
 T = TypeVar("T")
@@ -25,8 +25,14 @@ class SamplingFields:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: LogitBias = ()
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool | None = None
@@ -44,6 +50,8 @@ class GenerationDefaults:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
     @staticmethod
     def load(path: Path) -> GenerationDefaults:
@@ -58,6 +66,8 @@ class GenerationDefaults:
             temperature=0.0 if config.get("do_sample") is False else _number(config, "temperature", file),
             top_p=_number(config, "top_p", file),
             top_k=_integer(config, "top_k", file),
+            min_p=_number(config, "min_p", file),
+            repetition_penalty=_number(config, "repetition_penalty", file),
         )
         try:
             _combine(SamplingFields(), defaults, max_tokens=1, seed=0)
@@ -120,6 +130,7 @@ def resolve_sampling(
             f"has {limits.max_context_length}, got {fields.max_tokens}"
         )
     _check_ids("stop_token_ids", fields.stop_token_ids, limits.vocab_size)
+    _check_ids("token ids of logit_bias", [token for token, _ in fields.logit_bias], limits.vocab_size)
     return _combine(
         fields,
         defaults,
@@ -133,6 +144,12 @@ def _combine(fields: SamplingFields, defaults: GenerationDefaults, *, max_tokens
         temperature=_first(fields.temperature, defaults.temperature, 1.0),
         top_p=_first(fields.top_p, defaults.top_p, 1.0),
         top_k=_first(fields.top_k, defaults.top_k, NO_TOP_K) or NO_TOP_K,
+        min_p=_first(fields.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
+        presence_penalty=_first(fields.presence_penalty, None, 0.0),
+        frequency_penalty=_first(fields.frequency_penalty, None, 0.0),
+        logit_bias=fields.logit_bias,
+        min_tokens=fields.min_tokens or 0,
         seed=seed,
         max_tokens=max_tokens,
         stop=fields.stop,

@@ -24,17 +24,22 @@ class OutputText:
 
     Without a stop string the texts of all `push` and of `finish` joined are `tokenizer.decode` of all tokens. With
     one, the token that completes it is the last to be pushed, the text ends before it, and `finish` gives nothing.
+    Stop strings that one of the first `min_tokens` tokens completes are text like any other.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._decoder = _UTF8_DECODER(errors="replace")
         self._matcher = StopMatcher(stop)
         self._ended = False
 
     def push(self, token_id: int) -> TextDelta:
         assert not self._ended, "a token after the end"
-        step = self._matcher.push(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        self._num_tokens += 1
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        step = self._matcher.push(text, may_end=self._num_tokens > self._min_tokens)
         self._ended = step.stop is not None
         return TextDelta(step.text, step.stop)
 

@@ -15,29 +15,37 @@ class StopStep:
 
 class StopMatcher:
     """Finds the stop string that is completed first (of several at the same character, the longest), and holds back
-    no more text than could still become part of one. How the text is cut into pieces changes nothing."""
+    no more text than could still become part of one. How the text is cut into pieces changes nothing.
+
+    A stop string counts only if the piece in which it is completed may end the text; until then it is text."""
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         assert all(stop), stop
         self._stop = stop
         self._held = ""
 
-    def push(self, text: str) -> StopStep:
+    def push(self, text: str, *, may_end: bool = True) -> StopStep:
         """Adds text. After a match the matcher is spent: the text before the match has been given out."""
         if not self._stop:
             return StopStep(text)
         pending = self._held + text
-        match = min(
-            ((start + len(stop), start, stop) for stop in self._stop if (start := pending.find(stop)) >= 0),
-            default=None,
-        )
+        match = self._first_match(pending) if may_end else None
         if match is not None:
-            _, start, stop = match
+            start, stop = match
             self._held = ""
             return StopStep(pending[:start], stop)
         num_held = max(_overlap(pending, stop) for stop in self._stop)
         self._held = pending[len(pending) - num_held :]
         return StopStep(pending[: len(pending) - num_held])
+
+    def _first_match(self, pending: str) -> tuple[int, str] | None:
+        """(start, stop string) of the one that is completed first, behind what was held back."""
+        matches = []
+        for stop in self._stop:
+            start = pending.find(stop, max(0, len(self._held) - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start, stop))
+        return min(matches)[1:] if matches else None
 
     def finish(self) -> str:
         """The text that was held back, as no stop string was completed."""

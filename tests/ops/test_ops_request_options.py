@@ -97,7 +97,8 @@ class TestSampling:
     def test_everything(self) -> None:
         fields = sampling_of(
             max_tokens=3, temperature=0.0, top_p=0.5, top_k=0, seed=2**64 - 1, stop=["a", "b"], ignore_eos=True,
-            logprobs=0, speculate=0,
+            logprobs=0, speculate=0, min_p=0.25, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-2.0,
+            logit_bias=["12=-5", "3=0.5"], min_tokens=2,
         )
         params = to_request(TokensPrompt(token_ids=(5, 6)), fields).sampling_params
         assert params.HasField("temperature")
@@ -105,12 +106,30 @@ class TestSampling:
         assert params.HasField("speculate")
         assert (params.max_tokens, params.top_p, params.top_k, params.seed) == (3, 0.5, 0, 2**64 - 1)
         assert (list(params.stop), params.ignore_eos) == (["a", "b"], True)
+        assert (params.min_p, params.repetition_penalty, params.min_tokens) == (0.25, 1.5, 2)
+        assert (params.presence_penalty, params.frequency_penalty) == (0.5, -2.0)
+        assert dict(params.logit_bias) == {12: -5.0, 3: 0.5}
+
+    def test_min_tokens_alone(self) -> None:
+        assert sampling_of(min_tokens=50).min_tokens == 50
+
+    @pytest.mark.parametrize("text", ["", "12", "12=", "=5", "-1=5", "a=5", "12=b", "4294967296=1", "١=1"])
+    def test_bad_bias(self, text: str) -> None:
+        with pytest.raises(InvalidArgument, match="--logit-bias must be a token id and a number such as 12=-5"):
+            sampling_of(logit_bias=[text])
+
+    @pytest.mark.parametrize("texts", [["1=nan"], ["1=inf"], ["1=100.1"], ["1=1", "1=2"]])
+    def test_bias_out_of_range(self, texts: list[str]) -> None:
+        with pytest.raises(InvalidArgument, match="logit_bias must"):
+            sampling_of(logit_bias=texts)
 
     @pytest.mark.parametrize(("name", "value"), [
         ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", 1e39),
         ("top_p", 0.0), ("top_p", 1.5), ("top_p", math.nan), ("top_k", -2), ("top_k", 2**31),
         ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2**31), ("seed", -1), ("seed", 2**64),
-        ("logprobs", -1), ("logprobs", 21), ("speculate", -1), ("speculate", 9),
+        ("logprobs", -1), ("logprobs", 21), ("speculate", -1), ("speculate", 9), ("min_p", -0.1), ("min_p", math.nan),
+        ("repetition_penalty", 0.0), ("repetition_penalty", math.inf), ("presence_penalty", 2.5),
+        ("frequency_penalty", math.nan), ("min_tokens", -1), ("min_tokens", 2**31),
     ])
     def test_out_of_range(self, name: str, value: float) -> None:
         with pytest.raises(InvalidArgument, match=name):

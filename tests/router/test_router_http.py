@@ -139,6 +139,29 @@ async def test_stop_and_seed_and_defaults(lab: RouterLab) -> None:
     assert lab.prefill[0].requests[-1].sampling.temperature == pytest.approx(0.7)
 
 
+async def test_what_changes_the_logits(lab: RouterLab) -> None:
+    """OpenAI's names and vLLM's; their neutral values ask for nothing."""
+    body = {
+        **BASE, "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 2,
+        "logit_bias": {"7": -100, "5": 1.5}, "min_tokens": 2,
+    }
+    assert (await lab.http.post("/v1/completions", json=body)).status_code == 200
+    sampling = lab.prefill[0].requests[-1].sampling
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-0.5, 2.0)
+    assert (dict(sampling.logit_bias), sampling.min_tokens) == ({5: 1.5, 7: -100.0}, 2)
+    body = {
+        **BASE, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {},
+        "min_tokens": 0,
+    }
+    assert (await lab.http.post("/v1/completions", json=body)).status_code == 200
+    neutral = lab.prefill[0].requests[-1].sampling
+    assert (await lab.http.post("/v1/completions", json={**body, "logit_bias": None, "min_p": None})).status_code == 200
+    assert (await lab.http.post("/v1/completions", json=BASE)).status_code == 200
+    assert all(request.sampling.repetition_penalty == 1 for request in lab.prefill[0].requests[-3:])
+    assert (neutral.min_p, neutral.presence_penalty, neutral.min_tokens, len(neutral.logit_bias)) == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("body", "match"),
     [
@@ -165,8 +188,23 @@ async def test_stop_and_seed_and_defaults(lab: RouterLab) -> None:
         ({"prompt": "x", "n": 2}, "n must be 1"),
         ({"prompt": "x", "best_of": 3}, "best_of is not supported"),
         ({"prompt": "x", "echo": True}, "echo is not supported"),
-        ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias is not supported"),
-        ({"prompt": "x", "presence_penalty": 0.5}, "presence_penalty is not supported"),
+        ({"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias must be in [-100, 100], got 101.0 for token 5"),
+        ({"prompt": "x", "logit_bias": {"5": "1"}}, "logit_bias must have numbers as values"),
+        ({"prompt": "x", "logit_bias": {"5": 1e400}}, "logit_bias must be in [-100, 100], got inf"),
+        ({"prompt": "x", "logit_bias": {"5": True}}, "logit_bias must have numbers as values"),
+        ({"prompt": "x", "logit_bias": {"-5": 1}}, "logit_bias must have token ids as keys"),
+        ({"prompt": "x", "logit_bias": {"five": 1}}, "logit_bias must have token ids as keys"),
+        ({"prompt": "x", "logit_bias": {"4096": 1}}, "token ids of logit_bias must be in [0, 4096), got 4096"),
+        ({"prompt": "x", "logit_bias": {"5": 1, "05": 1}}, "logit_bias must name each token once"),
+        ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias has at most 1024 tokens"),
+        ({"prompt": "x", "logit_bias": [5]}, "logit_bias: Input should be a valid dictionary"),
+        ({"prompt": "x", "presence_penalty": 2.5}, "presence_penalty must be in [-2, 2], got 2.5"),
+        ({"prompt": "x", "frequency_penalty": -3}, "frequency_penalty must be in [-2, 2], got -3.0"),
+        ({"prompt": "x", "frequency_penalty": 1e400}, "frequency_penalty: Input should be a finite number"),
+        ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty must be in [0.01, 100], got 0.0"),
+        ({"prompt": "x", "min_p": 1.5}, "min_p must be in [0, 1], got 1.5"),
+        ({"prompt": "x", "min_tokens": 17}, "min_tokens must be in [0, 16], which is max_tokens, got 17"),
+        ({"prompt": "x", "min_tokens": -1}, "min_tokens must be in [0, 16]"),
         ({"prompt": "x", "logprobs": 50}, "logprobs must be"),
         ({"prompt": "x", "stop": 7}, "stop"),
         ({"prompt": "x", "stop": ["a"] * 99}, "stop strings"),

@@ -53,6 +53,12 @@ async def test_what_workers_are_asked() -> None:
             top_k=7,
             seed=2**64 - 1,
             logprobs=2,
+            min_p=0.125,
+            repetition_penalty=1.25,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={8: -100.0, 6: 3.5},
+            min_tokens=1,
             stop_token_ids=[9],
             request_id="r",
             cache_salt="s",
@@ -68,6 +74,9 @@ async def test_what_workers_are_asked() -> None:
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
         assert (sampling.seed, sampling.max_tokens, sampling.logprobs, sampling.speculate) == (2**64 - 1, 3, 2, 1)
         assert list(sampling.stop_token_ids) == [1, 9]
+        assert (sampling.min_p, sampling.repetition_penalty, sampling.min_tokens) == (0.125, 1.25, 1)
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+        assert dict(sampling.logit_bias) == {6: 3.5, 8: -100.0}
         assert reserve.report_block_checksums
         assert not reserve.bypass_prefix_cache
         assert reserve.cache_salt == prefill.cache_salt == "s"
@@ -86,6 +95,9 @@ async def test_defaults_are_the_checkpoints_and_never_the_protos() -> None:
         assert prefill.sampling.top_p == pytest.approx(0.95)
         assert (prefill.sampling.top_k, prefill.sampling.max_tokens, prefill.sampling.logprobs) == (-1, 6, -1)
         assert list(prefill.sampling.stop_token_ids) == [1]
+        assert (prefill.sampling.min_p, prefill.sampling.repetition_penalty, prefill.sampling.min_tokens) == (0, 1, 0)
+        assert (prefill.sampling.presence_penalty, prefill.sampling.frequency_penalty) == (0, 0)
+        assert not prefill.sampling.logit_bias
 
 
 async def test_text_and_chat_prompts_and_the_warning_of_a_missing_bos() -> None:

@@ -36,6 +36,20 @@ def test_a_good_request_is_parsed_as_it_is() -> None:
     assert parse_choice([5], 1, sampling(), LIMITS).params.logprobs is None
 
 
+def test_absent_fields_change_nothing_and_present_ones_are_taken() -> None:
+    assert not parse_choice([5], 1, sampling(), LIMITS).params.changes_logits
+    assert parse_choice([5], 1, sampling(), LIMITS).params.min_p == 0
+    params = parse_choice([5], 1, sampling(
+        min_p=0.25, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=-2.0,
+        logit_bias={9: 1.5, 3: -100.0}, min_tokens=4,
+    ), LIMITS).params
+    assert (params.min_p, params.repetition_penalty, params.min_tokens) == (0.25, 2.0, 4)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -2.0)
+    assert params.logit_bias == ((3, -100.0), (9, 1.5))
+    with pytest.raises(InvalidArgument, match="repetition_penalty"):
+        parse_choice([5], 1, sampling(repetition_penalty=0.0), LIMITS)
+
+
 @pytest.mark.parametrize(
     ("token_ids", "num_prompt_tokens", "changes", "names"),
     [
@@ -56,6 +70,14 @@ def test_a_good_request_is_parsed_as_it_is() -> None:
         ([1], 1, {"top_p": 0.0}, "top_p"),
         ([1], 1, {"top_p": 1.5}, "top_p"),
         ([1], 1, {"top_k": 0}, "top_k"),
+        ([1], 1, {"min_p": 1.5}, "min_p"),
+        ([1], 1, {"repetition_penalty": math.nan}, "repetition_penalty"),
+        ([1], 1, {"presence_penalty": -2.5}, "presence_penalty"),
+        ([1], 1, {"frequency_penalty": math.inf}, "frequency_penalty"),
+        ([1], 1, {"logit_bias": {100: 1.0}}, "logit_bias"),
+        ([1], 1, {"logit_bias": {1: -101.0}}, "logit_bias"),
+        ([1], 1, {"logit_bias": dict.fromkeys(range(2000), 1.0)}, "logit_bias"),
+        ([1], 1, {"min_tokens": 5}, "min_tokens"),
         ([1], 1, {"top_k": -2}, "top_k"),
         ([1], 1, {"logprobs": -2}, "logprobs"),
         ([1], 1, {"logprobs": 21}, "logprobs"),

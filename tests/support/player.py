@@ -26,7 +26,9 @@ def sampling_message(params: SamplingParams, eos_token_ids: Sequence[int], specu
     return pb.Sampling(
         temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, seed=params.seed,
         max_tokens=params.max_tokens, stop_token_ids=sorted(params.ending_ids(eos_token_ids)),
-        logprobs=-1 if params.logprobs is None else params.logprobs, speculate=speculate,
+        logprobs=-1 if params.logprobs is None else params.logprobs, speculate=speculate, min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty, presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty, logit_bias=dict(params.logit_bias), min_tokens=params.min_tokens,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from pathlib import Path
@@ -39,6 +40,19 @@ def test_the_checkpoints_over_ours_and_the_clients_over_both() -> None:
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.75, 5)
     params = resolve(SamplingFields(temperature=0.0, top_p=1.0, top_k=0, seed=0), defaults)
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.0, 1.0, NO_TOP_K, 0)
+    defaults = GenerationDefaults(min_p=0.25, repetition_penalty=1.5)
+    params = resolve(SamplingFields(), defaults)
+    assert (params.min_p, params.repetition_penalty) == (0.25, 1.5)
+    params = resolve(SamplingFields(min_p=0.0, repetition_penalty=1.0), defaults)
+    assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)
+
+
+def test_numbers_are_those_that_travel() -> None:
+    """float32, so that one process computes with what a worker is sent; the ends of ranges survive the rounding."""
+    params = resolve(SamplingFields(repetition_penalty=0.01, presence_penalty=0.1, logit_bias=((3, 0.3),)))
+    assert params.repetition_penalty == ctypes.c_float(0.01).value != 0.01
+    assert params.presence_penalty == ctypes.c_float(0.1).value
+    assert params.logit_bias == ((3, ctypes.c_float(0.3).value),)
 
 
 def test_the_demo_checkpoint_sets_its_own() -> None:
@@ -54,6 +68,7 @@ def test_the_demo_checkpoint_sets_its_own() -> None:
         ({"do_sample": False, "temperature": 0.6}, GenerationDefaults(temperature=0.0)),
         ({"top_k": 3, "top_p": 1}, GenerationDefaults(top_k=3, top_p=1)),
         ({"top_k": 3.0}, GenerationDefaults(top_k=3)),
+        ({"min_p": 0.05, "repetition_penalty": 1.1}, GenerationDefaults(min_p=0.05, repetition_penalty=1.1)),
     ],
 )
 def test_generation_config(tmp_path: Path, config: dict[str, Any], expected: GenerationDefaults) -> None:
@@ -72,11 +87,13 @@ def test_generation_config(tmp_path: Path, config: dict[str, Any], expected: Gen
         {"top_k": float("inf")},
         {"top_k": 1.5},
         {"top_k": 2**31},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0},
     ],
 )
 def test_a_broken_generation_config_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidArgument, match=r"generation_config\.json.*(temperature|top_p|top_k)"):
+    with pytest.raises(InvalidArgument, match=rf"generation_config\.json.*{next(iter(config))}"):
         GenerationDefaults.load(tmp_path)
 
 
@@ -102,6 +119,8 @@ def test_ids_outside_the_vocabulary(bad: int) -> None:
         check_prompt([3, bad, 4], LIMITS)
     with pytest.raises(InvalidArgument, match="stop_token_ids must be in"):
         resolve(SamplingFields(stop_token_ids=(bad,)))
+    with pytest.raises(InvalidArgument, match=rf"token ids of logit_bias must be in \[0, 50\), got {bad}"):
+        resolve(SamplingFields(logit_bias=((3, 1.0), (bad, 1.0))))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +132,17 @@ def test_ids_outside_the_vocabulary(bad: int) -> None:
         (SamplingFields(top_p=0.0), "top_p"),
         (SamplingFields(top_p=math.nan), "top_p"),
         (SamplingFields(top_k=-2), "top_k"),
+        (SamplingFields(min_p=1.01), "min_p"),
+        (SamplingFields(min_p=math.nan), "min_p"),
+        (SamplingFields(repetition_penalty=0.0099), "repetition_penalty"),
+        (SamplingFields(repetition_penalty=101.0), "repetition_penalty"),
+        (SamplingFields(presence_penalty=math.nan), "presence_penalty"),
+        (SamplingFields(frequency_penalty=-2.01), "frequency_penalty"),
+        (SamplingFields(logit_bias=((1, math.inf),)), "logit_bias"),
+        (SamplingFields(logit_bias=((1, 1.0), (1, 2.0))), "logit_bias must name each token once"),
+        (SamplingFields(logit_bias=tuple((i % 50, 1.0) for i in range(1025))), "logit_bias has at most 1024"),
+        (SamplingFields(min_tokens=5, max_tokens=4), "min_tokens"),
+        (SamplingFields(min_tokens=91), "min_tokens"),
         (SamplingFields(seed=2**64), "seed"),
         (SamplingFields(max_tokens=0), "max_tokens"),
         (SamplingFields(stop=("",)), "stop string"),

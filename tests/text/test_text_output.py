@@ -54,14 +54,15 @@ def test_half_a_character_is_never_shown(text: str) -> None:
     assert output.finish() == ""
 
 
-def reference_stop(pieces: list[str], stop: tuple[str, ...]) -> tuple[str, str | None, int]:
-    """By definition: add one character at a time; the first stop string that the text ends with (the longest)."""
+def reference_stop(pieces: list[str], stop: tuple[str, ...], min_pieces: int = 0) -> tuple[str, str | None, int]:
+    """By definition: add one character at a time; the first stop string that the text ends with (the longest), if that
+    character comes with a later piece than the first `min_pieces`."""
     text = ""
     for count, piece in enumerate(pieces, start=1):
         for char in piece:
             text += char
             found = [s for s in stop if text.endswith(s)]
-            if found:
+            if found and count > min_pieces:
                 longest = max(found, key=len)
                 return text[: len(text) - len(longest)], longest, count
     return text, None, len(pieces)
@@ -72,15 +73,15 @@ STOPS = st.lists(st.text(alphabet="ab<", min_size=1, max_size=4), min_size=1, ma
 
 
 @settings(max_examples=800, deadline=None)
-@given(pieces=st.lists(SMALL, max_size=12), stop=STOPS)
-def test_stop_strings_by_definition(pieces: list[str], stop: tuple[str, ...]) -> None:
+@given(pieces=st.lists(SMALL, max_size=12), stop=STOPS, min_pieces=st.sampled_from([0, 0, 1, 3, 6]))
+def test_stop_strings_by_definition(pieces: list[str], stop: tuple[str, ...], min_pieces: int) -> None:
     matcher = StopMatcher(stop)
     shown = ""
     for count, piece in enumerate(pieces, start=1):
-        step = matcher.push(piece)
+        step = matcher.push(piece, may_end=count > min_pieces)
         shown += step.text
         if step.stop is not None:
-            assert (shown, step.stop, count) == reference_stop(pieces, stop)
+            assert (shown, step.stop, count) == reference_stop(pieces, stop, min_pieces)
             return
         seen = "".join(pieces[:count])
         held = seen[len(shown) :]
@@ -88,7 +89,7 @@ def test_stop_strings_by_definition(pieces: list[str], stop: tuple[str, ...]) ->
         # Held back: the longest end of the text that could still become a stop string, and not a character more.
         could = [k for s in stop for k in range(len(s)) if seen.endswith(s[:k])]
         assert len(held) == max(could)
-    assert (shown + matcher.finish(), None, len(pieces)) == reference_stop(pieces, stop)
+    assert (shown + matcher.finish(), None, len(pieces)) == reference_stop(pieces, stop, min_pieces)
 
 
 @settings(max_examples=300, deadline=None)
@@ -123,6 +124,23 @@ def test_nothing_comes_after_a_stop() -> None:
     assert output.finish() == ""
     with pytest.raises(AssertionError):
         output.push(word)
+
+
+@pytest.mark.parametrize("min_tokens", range(8))
+def test_a_stop_string_counts_after_min_tokens(min_tokens: int) -> None:
+    """One that is completed before is text, even where a longer one still held it back; one that began before counts."""
+    ids = [token for char in "xababab" for token in TOKENIZER.encode(char)]
+    assert len(ids) == 7
+    output, shown = OutputText(TOKENIZER, ("ab", "abababz"), min_tokens=min_tokens), ""
+    for count, token_id in enumerate(ids, start=1):
+        delta = output.push(token_id)
+        shown += delta.text
+        if delta.stop_reason is not None:
+            assert (shown, delta.stop_reason, count) == ("xababab"[: count - 2], "ab", count)
+            assert count == min(c for c in (3, 5, 7) if c > min_tokens)
+            return
+    assert min_tokens == 7
+    assert shown + output.finish() == "xababab"
 
 
 def test_a_stop_string_over_a_token_boundary() -> None:

@@ -28,6 +28,12 @@ def command(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
+    min_tokens: options.MinTokens = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
@@ -47,7 +53,9 @@ def command(
     )
     fields = read_sampling(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or [],
-        ignore_eos=ignore_eos, logprobs=logprobs, speculate=speculate,
+        ignore_eos=ignore_eos, logprobs=logprobs, speculate=speculate, min_p=min_p,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias or [], min_tokens=min_tokens,
     )
     overrides = options.overrides(
         model=model, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops

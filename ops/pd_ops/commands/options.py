@@ -37,6 +37,23 @@ MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most;
 Temperature = Annotated[float | None, typer.Option(help="0: greedy; default: as the checkpoint says.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this probability, in (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Keep the K most likely tokens; -1: all.")]
+MinP = Annotated[
+    float | None, typer.Option(help="Leave out tokens less likely than this share of the most likely one, in [0, 1].")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Above 1: tokens of prompt and answer become less likely. In [0.01, 100].")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Taken off the logits of tokens that the answer has. In [-2, 2].")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(help="The same, as many times as the answer has them. In [-2, 2].")
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(help="ID=BIAS, added to that token's logit, in [-100, 100]; may be given several times.")
+]
+MinTokens = Annotated[int | None, typer.Option(help="Nothing but --max-tokens ends the answer before so many tokens.")]
 Seed = Annotated[int | None, typer.Option(help="All randomness comes from it; default: a random one.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the checkpoint's end tokens.")]

@@ -27,6 +27,12 @@ def command(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
+    min_tokens: options.MinTokens = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
@@ -47,7 +53,9 @@ def command(
     )
     sampling = read_sampling(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or [],
-        ignore_eos=ignore_eos, logprobs=logprobs, speculate=speculate,
+        ignore_eos=ignore_eos, logprobs=logprobs, speculate=speculate, min_p=min_p,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias or [], min_tokens=min_tokens,
     )
     required_dtype = read_dtype(dtype)
     router = find_router(address=address, grpc_port=grpc_port, cluster=cluster)
