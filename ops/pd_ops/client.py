@@ -137,6 +137,6 @@ def ready_state(cluster: str) -> ClusterState:
 
 def checked_address(address: str) -> str:
     host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
-        raise InvalidArgument(f"an address is HOST:PORT with a port from 1 to 65535, got {address!r}")
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5) or not 1 <= int(port) <= 65535:
+        raise InvalidArgument(f"an address is HOST:PORT with a port from 1 to 65535, got {address[:80]!r}")
     return address

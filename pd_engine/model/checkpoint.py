@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from pd_engine.bounded_file import read_bounded
 from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound
 from pd_engine.model.config import CONFIG_FILE, ModelConfig
 from pd_engine.model.tensors import EMBEDDING, TensorKind, TensorSpec, checkpoint_tensors
@@ -161,10 +162,10 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def _weight_map(file: Path) -> dict[str, str]:
-    if file.stat().st_size > MAX_INDEX_BYTES:
-        raise InvalidArgument(f"{file} is larger than {MAX_INDEX_BYTES} bytes")
     try:
-        data: Any = json.loads(file.read_text(encoding="utf-8"))
+        data: Any = json.loads(read_bounded(file, MAX_INDEX_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{file} is not JSON in UTF-8: {error}") from None
     weight_map = data.get("weight_map") if isinstance(data, dict) else None

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pd_engine.bounded_file import read_bounded
 from pd_engine.cache.layout import (
     FP8_GROUP,
     FP8_LAYOUT_VERSION,
@@ -212,11 +213,9 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     if not path.parent.is_dir():
         raise NotFound(f"no checkpoint folder {path.parent}")
     try:
-        raw = path.read_bytes() if path.stat().st_size <= MAX_CONFIG_BYTES else None
+        raw = read_bounded(path, MAX_CONFIG_BYTES)
     except OSError as error:
         raise NotFound(f"cannot read {path}: {error.strerror}") from None
-    if raw is None:
-        raise InvalidArgument(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
         data = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:

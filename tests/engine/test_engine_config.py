@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from pd_engine.errors import InvalidArgument, NotFound, PdRelayError
 from pd_engine.model.checkpoint import DEMO_PATH, resolve_model
 from pd_engine.model.config import ModelConfig, cache_layout
+from pd_engine.text.json_file import read_json_object
 from support.engine_v3_config import DEEPSEEK_V3
 
 YARN = DEEPSEEK_V3["rope_scaling"]
@@ -151,6 +153,26 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(InvalidArgument, match="larger than"):
         ModelConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_devices_and_pipes_are_not_read(tmp_path: Path, name: str) -> None:
+    """They would never end."""
+    read = ModelConfig.load if name == "config.json" else (lambda path: read_json_object(path / name))
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(InvalidArgument, match="is no regular file"):
+        read(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InvalidArgument, match="is no regular file"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "[]", "\"", "7"])
+def test_broken_json_beside_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(InvalidArgument, match="JSON"):
+        read_json_object(tmp_path / "tokenizer_config.json")
 
 
 def test_missing_checkpoints(tmp_path: Path) -> None:

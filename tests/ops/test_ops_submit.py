@@ -6,10 +6,14 @@ import asyncio
 import json
 import signal
 from asyncio.subprocess import PIPE, Process
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pd_engine.errors import InvalidArgument
+from pd_ops.client import checked_address
+from pd_ops.request_options import parse_token_ids, read_prompt
 from pd_ops.results import interrupted_document, tokens_event
 from support.commands import COMMAND, environment
 from support.router_lab import PROMPT, RouterLab, router_lab
@@ -89,3 +93,27 @@ def test_what_had_come_is_put_together() -> None:
     assert interrupted_document(iter(events)) == {
         "interrupted": True, "token_ids": [7, 8, 9], "text": "abc", "finish_reason": "cancelled", "logprobs": [first],
     }
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "4294967296", "1e3", "-1", "\u0663", ""])
+def test_numbers_that_are_no_token_ids(number: str) -> None:
+    with pytest.raises(InvalidArgument, match="--token-ids must be numbers") as caught:
+        parse_token_ids(f"1,{number},2")
+    assert len(caught.value.message) < 200
+
+
+def test_leading_zeros_of_token_ids() -> None:
+    assert parse_token_ids("0007,0," + "0" * 5000 + "12") == (7, 0, 12)
+
+
+@pytest.mark.parametrize("port", ["9" * 5000, "65536", "0", "-1", "", "\u0663"])
+def test_ports_that_are_none(port: str) -> None:
+    with pytest.raises(InvalidArgument, match="an address is HOST:PORT"):
+        checked_address(f"host:{port}")
+
+
+def test_a_prompt_file_that_never_ends() -> None:
+    with pytest.raises(InvalidArgument, match="the prompt in /dev/zero is larger than 16777216 bytes"):
+        read_prompt(
+            prompt=None, prompt_file=Path("/dev/zero"), token_ids=None, chat=False, add_bos=None, parse_special=False
+        )
