@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kv_transfer.journey import JourneyKey
+from pd_engine.cache.chain import Chain
 from pd_engine.errors import AlreadyExists
 from pd_engine.service.requests import Choice
 
@@ -35,6 +36,8 @@ class ReserveSpec:
 
     Attributes:
         deadline_ms: of the request, from its receipt; 0: none.
+        bypass_prefix_cache: every block of the prompt is to be sent.
+        cache_salt: choices with different ones share nothing.
     """
 
     key: JourneyKey
@@ -42,6 +45,8 @@ class ReserveSpec:
     choice: Choice
     deadline_ms: int
     report_block_checksums: bool
+    bypass_prefix_cache: bool
+    cache_salt: str
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -50,6 +55,8 @@ class ChoiceRecord:
 
     Attributes:
         num_blocks: granted.
+        lease_block_ids: those of the lease, the destination's until the handoff is complete.
+        chain: its tokens as the prefix cache knows them; None without a cache.
         deadline_s, heard_s: on the worker's clock: of the request (None: none), and the last time that its router
             was heard of by name of this journey.
         block_ids: while it is decoding, or the compute thread has not let go of them yet.
@@ -60,6 +67,8 @@ class ChoiceRecord:
 
     spec: ReserveSpec
     num_blocks: int
+    lease_block_ids: tuple[int, ...]
+    chain: Chain | None
     deadline_s: float | None
     heard_s: float
     state: ChoiceState = ChoiceState.RESERVED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from decode_worker.blocks import ChoiceBlocks
 from decode_worker.choice_state import LEASED, ChoiceRecord, ChoiceState, ReserveSpec
 from decode_worker.handoff_state import handed_over, handoff_message, is_worth_another_try
 from decode_worker.reservation import Room, num_blocks_granted
@@ -18,6 +19,7 @@ from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination, Lease, PullResult
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.chain import Chain
 from pd_engine.errors import Cancelled, DeadlineExceeded, Gone, PdRelayError, Unavailable
 from pd_engine.sequence import SampledToken
 from pd_engine.service.rates import Rate
@@ -39,10 +41,11 @@ class DecodeCore:
     destination: HandoffDestination
 
     def __init__(
-        self, *, pool: BlockPool, block_size: int, silence_s: float, hub: TokensHub, runner: DecodeRunner,
-        post: Callable[[Callable[[], None]], None], report: Callable[..., None], clock: Clock,
+        self, *, pool: BlockPool, blocks: ChoiceBlocks, block_size: int, silence_s: float, hub: TokensHub,
+        runner: DecodeRunner, post: Callable[[Callable[[], None]], None], report: Callable[..., None], clock: Clock,
     ) -> None:
         self._pool = pool
+        self._blocks = blocks
         self._block_size = block_size
         self._routers = RouterWatch(silence_s)
         self._hub = hub
@@ -76,14 +79,15 @@ class DecodeCore:
             raise Gone()
         if known is not None and known.spec.key == key:
             known.check_repeated(spec)
-            return self._lease(spec, known.num_blocks)
+            return self._lease(spec, known.num_blocks, known.chain)
         if self.draining and known is None:
             raise Unavailable("this decode worker is draining")
-        num_blocks = num_blocks_granted(spec.choice, self._room(known))
+        chain = self._blocks.chain(spec)
+        num_blocks = num_blocks_granted(spec.choice, self._room(spec, known, chain))
         if known is not None and known.state not in LEASED:
             self._end(known)
         try:
-            lease = self._lease(spec, num_blocks)  # takes the lease of an earlier attempt over
+            lease = self._lease(spec, num_blocks, chain)  # takes the lease of an earlier attempt over
         except PdRelayError:
             if known is not None:
                 self._end(known)  # the earlier lease has not survived that
@@ -93,7 +97,7 @@ class DecodeCore:
             self._forget(known)
         now_s = self._clock()
         self._records[key.journey_id] = ChoiceRecord(
-            spec=spec, num_blocks=num_blocks, heard_s=now_s,
+            spec=spec, num_blocks=num_blocks, lease_block_ids=lease.block_ids, chain=chain, heard_s=now_s,
             deadline_s=now_s + spec.deadline_ms / 1000 if spec.deadline_ms else None,
             num_generated=spec.choice.num_emitted_tokens,
         )
@@ -150,7 +154,7 @@ class DecodeCore:
                 self._fail(record, Cancelled("the router was not heard of"))
         self._routers.keep({record.spec.router_id for record in self._records.values()})
         if self.is_idle and not self._books_checked:
-            self._pool.check_integrity()
+            self._blocks.check_integrity()
             self._books_checked = True
 
     def fail_all(self, error: PdRelayError) -> None:
@@ -183,19 +187,19 @@ class DecodeCore:
         record = self._records.get(key.journey_id)
         assert record is not None and record.spec.key == key and record.state is ChoiceState.PULLING, (key, record)
         record.move(ChoiceState.DECODING)
-        record.block_ids = list(result.block_ids)
-        self._pool.transfer(record.block_ids, key.owner, record.name)
+        num_mtp_tokens = self._blocks.handed_over(record, result.block_ids) if result.block_ids else 0
         closing = result.closing
         self._hub.set_handoff(key, handoff_message(result, record.spec.report_block_checksums))
         if closing.finish_reason is None:
             try:
                 sequence = handed_over(
-                    self._runner.engine, record.name, record.spec.choice, closing, list(record.block_ids)
+                    self._runner.engine, record.name, record.spec.choice, closing, list(record.block_ids),
+                    num_mtp_tokens=num_mtp_tokens,
                 )
             except PdRelayError as error:
                 self._fail(record, error)
                 return
-        record.num_generated += 1
+        self._blocks.grew(record, [closing.first_token_id], num_mtp_tokens)
         self._hub.push(key, [SampledToken(token_id=closing.first_token_id, logprobs=closing.logprobs)])
         if closing.finish_reason is not None:
             self._finish(record, closing.finish_reason.value, closing.stop_reason)
@@ -243,7 +247,7 @@ class DecodeCore:
         if record is None:
             return
         if record.state is ChoiceState.DECODING:
-            record.num_generated += len(item.tokens)
+            self._blocks.grew(record, [token.token_id for token in item.tokens], item.num_final_mtp)
             self._hub.push(record.spec.key, item.tokens, accepted=item.accepted, drafted=item.drafted)
         if item.finish_reason:
             record.in_compute = False
@@ -306,22 +310,24 @@ class DecodeCore:
             return
         self._by_name.pop(record.name, None)
         if record.block_ids:
-            self._pool.release(record.block_ids, record.name)
-            record.block_ids = []
+            self._blocks.release(record)
         if not self._by_name:
             self.num_running = 0
 
     # Small questions
 
-    def _lease(self, spec: ReserveSpec, num_blocks: int) -> Lease:
-        return self.destination.reserve(spec.key, num_tokens=len(spec.choice.token_ids), num_blocks=num_blocks)
+    def _lease(self, spec: ReserveSpec, num_blocks: int, chain: Chain | None) -> Lease:
+        return self.destination.reserve(
+            spec.key, num_tokens=len(spec.choice.token_ids), num_blocks=num_blocks,
+            held_block_ids=self._blocks.cached(spec, chain),
+        )
 
-    def _room(self, known: ChoiceRecord | None) -> Room:
-        own = known.num_blocks if known is not None and known.state in LEASED else 0
+    def _room(self, spec: ReserveSpec, known: ChoiceRecord | None, chain: Chain | None) -> Room:
+        own = known.lease_block_ids if known is not None and known.state in LEASED else ()
         running = [record.num_remaining for record in self._by_name.values()]
         return Room(
             block_size=self._block_size,
-            num_free_blocks=self._pool.num_free + own,
+            num_free_blocks=self._blocks.num_available(spec, chain, own),
             num_blocks=self._pool.num_blocks,
             min_remaining_tokens=min(running, default=None),
             itl_ms=self.itl_ms,

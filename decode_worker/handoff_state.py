@@ -15,8 +15,13 @@ from pd_engine.sequence import Sequence
 from pd_engine.service.requests import Choice
 
 
-def handed_over(engine: Engine, name: str, choice: Choice, closing: Closing, block_ids: list[int]) -> Sequence:
+def handed_over(
+    engine: Engine, name: str, choice: Choice, closing: Closing, block_ids: list[int], *, num_mtp_tokens: int
+) -> Sequence:
     """The sequence after its first token: all P prompt positions computed, one token sampled.
+
+    Args:
+        num_mtp_tokens: leading positions whose MTP slots are final; it never drafts where these are not all.
 
     Raises:
         FailedPrecondition: the source's MTP state is missing or is not of this model's shape, or its first token is
@@ -36,7 +41,7 @@ def handed_over(engine: Engine, name: str, choice: Choice, closing: Closing, blo
         speculate=choice.speculate if engine.has_mtp else 0,
         block_ids=block_ids,
         num_computed=num_computed,
-        num_computed_mtp=num_computed if engine.has_mtp else 0,
+        num_computed_mtp=num_mtp_tokens,
         pending_hidden=_pending_hidden(engine, closing.hidden) if engine.has_mtp else None,
     )
 

@@ -20,7 +20,7 @@ class Room:
     """The pool as a reservation sees it.
 
     Attributes:
-        num_free_blocks: free now, those of the journey's own earlier lease included.
+        num_free_blocks: free now, those of the journey's own earlier lease and cached ones that others hold included.
         num_blocks: all.
         min_remaining_tokens: the least that a running sequence may still generate; None if none runs.
         itl_ms: between two tokens of a sequence; 0: not yet measured.

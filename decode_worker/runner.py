@@ -14,6 +14,7 @@ from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Choice
 from pd_engine.service.wire import finish_names
 from pd_engine.steps.decode import DecodeOutput, num_slots_needed, try_decode_step
+from pd_engine.steps.speculation import SpeculationPolicy
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,14 @@ class Progress:
     """What a step gave one sequence.
 
     Attributes:
+        num_final_mtp: leading positions whose MTP slots are final.
         drafted, accepted: totals of the sequence.
         finish_reason, stop_reason: empty while it goes on; else the runner has forgotten it.
     """
 
     name: str
     tokens: Sequence[SampledToken]
+    num_final_mtp: int
     drafted: int
     accepted: int
     finish_reason: str
@@ -56,10 +59,15 @@ class DecodeRunner:
 
     Args:
         report: takes every step's report; called in the compute thread.
+        policy: how many drafts a step makes at most; None: as many as its sequences would like.
     """
 
-    def __init__(self, engine: Engine, max_batch: int, report: Callable[[StepReport], None]) -> None:
+    def __init__(
+        self, engine: Engine, max_batch: int, report: Callable[[StepReport], None],
+        policy: SpeculationPolicy | None = None,
+    ) -> None:
         self.engine = engine
+        self._policy = policy
         self._batch = Batch(max_batch)
         self._report = report
         self._sequences: dict[str, Choice] = {}
@@ -107,7 +115,19 @@ class DecodeRunner:
         block_size = self.engine.layout.block_size
         for sequence in sequences:
             assert num_slots_needed(sequence) <= len(sequence.block_ids) * block_size, sequence.name
-        return try_decode_step(self.engine, sequences)
+        if self._policy is None:
+            return try_decode_step(self.engine, sequences)
+        max_drafts = self._policy.choose(len(sequences))
+        started_s = time.perf_counter()
+        outcomes = try_decode_step(self.engine, sequences, max_drafts)
+        seconds = time.perf_counter() - started_s
+        outputs = [outcome for outcome in outcomes if isinstance(outcome, DecodeOutput)]
+        if outputs:
+            self._policy.record(
+                len(outputs), max_drafts, seconds, [output.num_drafted for output in outputs],
+                [output.num_accepted for output in outputs],
+            )
+        return outcomes
 
 
 def _progress(sequence: Choice, output: DecodeOutput) -> Progress:
@@ -116,6 +136,7 @@ def _progress(sequence: Choice, output: DecodeOutput) -> Progress:
     return Progress(
         name=sequence.name,
         tokens=output.tokens,
+        num_final_mtp=sequence.num_computed_mtp,
         drafted=sequence.num_drafted,
         accepted=sequence.num_accepted,
         finish_reason=finish_reason,

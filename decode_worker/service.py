@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,9 +11,11 @@ from decode_worker.choice_state import ReserveSpec
 from decode_worker.core import DecodeCore
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.journey import JourneyKey, SourceInfo
+from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import Gone
+from pd_engine.service.cache_events import stream_cache_events
 from pd_engine.service.loads import stream_loads
 from pd_engine.service.requests import (
     Limits,
@@ -35,7 +36,6 @@ def parse_reserve(request: pb.ReserveRequest, limits: Limits) -> ReserveSpec:
     InvalidArgument: a field is outside its range.
     """
     key = JourneyKey.parse(request.journey.journey_id, request.journey.attempt)
-    parse_salt(request.cache_salt)
     choice = parse_choice(request.token_ids, request.num_prompt_tokens, request.sampling, limits)
     parse_block_hashes(
         request.block_hashes, num_prompt_tokens=choice.num_prompt_tokens, block_size=limits.block_size
@@ -46,6 +46,8 @@ def parse_reserve(request: pb.ReserveRequest, limits: Limits) -> ReserveSpec:
         choice=choice,
         deadline_ms=request.deadline_ms,
         report_block_checksums=request.report_block_checksums,
+        bypass_prefix_cache=request.bypass_prefix_cache,
+        cache_salt=parse_salt(request.cache_salt),
     )
 
 
@@ -87,10 +89,11 @@ class DecodeWorkerService(worker_pb2_grpc.WorkerServicer):
     """What every worker answers, for this role."""
 
     def __init__(
-        self, core: DecodeCore, hub: TokensHub, epoch: str, info: Callable[[], pb.WorkerInfo],
+        self, core: DecodeCore, hub: TokensHub, cache_log: CacheLog, epoch: str, info: Callable[[], pb.WorkerInfo],
         loads: Callable[[], pb.LoadsReply],
     ) -> None:
         self._core = core
+        self._cache_log = cache_log
         self._hub = hub
         self._epoch = epoch
         self._info = info
@@ -121,9 +124,8 @@ class DecodeWorkerService(worker_pb2_grpc.WorkerServicer):
     async def CacheEvents(
         self, request: pb.CacheEventsRequest, context: Context
     ) -> AsyncIterator[pb.CacheEventBatch]:
-        """Nothing is cached across requests, which an empty snapshot says; the stream stays open."""
-        yield pb.CacheEventBatch(epoch=self._epoch, sequence=0, snapshot=True)
-        await asyncio.get_running_loop().create_future()
+        async for batch in stream_cache_events(request, self._cache_log, self._epoch):
+            yield batch
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
         check_count("journeys", len(request.journeys))

@@ -20,6 +20,7 @@ from kv_transfer.source_service import KvSourceService, PieceStreams
 from kv_transfer.source_state import MARGIN_S, SourceBook, SourceEnd, SourceHandoff
 from kv_transfer.transport import Checksums, SourceTransport
 from pd_engine.cache.arena import Arena
+from pd_engine.cache.layout import CacheLayout
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import PdRelayError
 from pd_engine.settings import TransferSettings
@@ -67,6 +68,10 @@ class HandoffSource:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.Task[None] | None = None
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self._arena.layout
 
     async def start(self) -> None:
         """Starts the transports, the publishing thread and a timer that calls `tick`."""

@@ -23,9 +23,9 @@ from pd_engine.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from pd_engine.sequence import Sequence
 from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import LONGEST_MESSAGE_LIFE_S, Tombstones
+from prefill_worker.blocks import PromptBlocks
 from prefill_worker.job import FirstTokenAnswer, Job, JobState, PrefillSpec
 from prefill_worker.publisher import HandoffPublisher
 from prefill_worker.runner import FirstToken, PrefillRunner, StepReport
@@ -45,11 +45,11 @@ class PrefillCore:
     """
 
     def __init__(
-        self, *, pool: BlockPool, block_size: int, hidden_dtype: str | None, max_queued_tokens: int,
+        self, *, pool: BlockPool, blocks: PromptBlocks, hidden_dtype: str | None, max_queued_tokens: int,
         source: HandoffSource, runner: PrefillRunner, post: Post, report: Callable[..., None], clock: Clock,
     ) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._blocks = blocks
         self._hidden_dtype = hidden_dtype
         self._max_queued_tokens = max_queued_tokens
         self._source = source
@@ -132,7 +132,7 @@ class PrefillCore:
             if settled and is_old:
                 del self._jobs[journey_id]
         if not self._by_name and not self._books_checked:
-            self._pool.check_integrity()
+            self._blocks.check_integrity()
             self._books_checked = True
 
     def fail_all(self, error: PdRelayError) -> None:
@@ -164,10 +164,11 @@ class PrefillCore:
     def _new_job(self, spec: PrefillSpec) -> Job:
         if self.draining:
             raise Unavailable("this prefill worker is draining")
-        num_blocks = -(-spec.num_tokens // self._block_size)
-        if num_blocks > self._pool.num_blocks:
+        deadline_s = self._clock() + spec.deadline_ms / 1000 if spec.deadline_ms else None
+        job = self._blocks.new_job(spec, deadline_s)
+        if job.num_blocks > self._pool.num_blocks:
             raise InvalidArgument(
-                f"{spec.num_tokens} tokens need {num_blocks} blocks; this worker has {self._pool.num_blocks}"
+                f"{spec.num_tokens} tokens need {job.num_blocks} blocks; this worker has {self._pool.num_blocks}"
             )
         queued = self.num_queued_tokens
         if queued and queued + spec.num_tokens > self._max_queued_tokens:
@@ -175,25 +176,25 @@ class PrefillCore:
                 f"{queued} prompt tokens are queued; {self._max_queued_tokens} are allowed",
                 retry_after_ms=queue_wait_ms(spec.num_tokens, self.tokens_per_s.value),
             )
-        deadline_s = self._clock() + spec.deadline_ms / 1000 if spec.deadline_ms else None
-        return Job(spec=spec, num_blocks=num_blocks, deadline_s=deadline_s)
+        return job
 
     def _admit_waiting(self) -> None:
         queue = [job for job in self._by_name.values() if job.state is JobState.QUEUED]
         if not queue:
             return
-        waiting = [Waiting(job.name, job.num_blocks, job.num_overtaken) for job in queue]
+        waiting = [Waiting(job.name, self._blocks.num_missing(job), job.num_overtaken) for job in queue]
         admitted = set(admit(waiting, self._pool.num_free))
         for index, job in enumerate(queue):
             if job.name not in admitted:
                 job.num_overtaken += sum(later.name in admitted for later in queue[index + 1 :])
         for job in queue:  # one that fails to begin may let others in: look again before each
-            if job.name in admitted and job.state is JobState.QUEUED and self._pool.can_allocate(job.num_blocks):
+            is_next = job.name in admitted and job.state is JobState.QUEUED
+            if is_next and self._pool.can_allocate(self._blocks.num_missing(job)):
                 self._begin(job)
 
     def _begin(self, job: Job) -> None:
         spec = job.spec
-        job.block_ids = self._pool.allocate(job.num_blocks, job.name)
+        self._blocks.take(job)
         publisher = None
         if not spec.no_handoff:
             try:
@@ -206,16 +207,11 @@ class PrefillCore:
                 self._end(job, error)
                 return
             job.pinned = True
-            publisher = HandoffPublisher(self._source, spec.key, self._hidden_dtype)
-        sequence = Sequence(
-            name=job.name,
-            token_ids=list(spec.choice.token_ids),
-            num_prompt_tokens=spec.choice.num_prompt_tokens,
-            params=spec.choice.params,
-            ending_ids=spec.choice.ending_ids,
-            speculate=spec.choice.speculate,
-            block_ids=list(job.block_ids),
-        )
+            publisher = HandoffPublisher(
+                self._source, spec.key, self._hidden_dtype, num_cached_tokens=self._blocks.num_cached_tokens(job)
+            )
+            publisher.publish_cached(job.num_cached_blocks)
+        sequence = self._blocks.start(job)
         job.move(JobState.RUNNING)
         job.in_compute = True
         self._post(lambda: self._runner.add(sequence, publisher))
@@ -225,8 +221,8 @@ class PrefillCore:
         """A step is done; in the event loop."""
         self.tokens_per_s.add(report.num_tokens, report.seconds)
         for name, num_computed in report.progress:
-            if name in self._by_name:
-                self._by_name[name].num_computed = num_computed
+            if (job := self._by_name.get(name)) is not None:
+                self._blocks.computed(job, num_computed)
         for first in report.first_tokens:
             self._serve(first)
         for name, error in report.failed.items():
@@ -247,6 +243,7 @@ class PrefillCore:
                 token=first.token,
                 finish_reason=first.finish_reason,
                 stop_reason=first.stop_reason,
+                num_cached_tokens=self._blocks.num_cached_tokens(job),
             )
             job.notify()
         self._settle(job)
@@ -288,6 +285,5 @@ class PrefillCore:
             return
         del self._by_name[job.name]
         if job.block_ids:
-            self._pool.release(job.block_ids, job.name)
-            job.block_ids = []
+            self._blocks.release(job)
         self._admit_waiting()

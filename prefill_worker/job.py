@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kv_transfer.journey import JourneyKey, SourceInfo
+from pd_engine.cache.chain import Chain
 from pd_engine.errors import PdRelayError
 from pd_engine.sequence import SampledToken
 from pd_engine.service.requests import Choice
@@ -34,6 +35,8 @@ class PrefillSpec:
     Attributes:
         deadline_ms: of the request, from its receipt; 0: none.
         no_handoff: nobody will pull.
+        bypass_prefix_cache: take nothing from the prefix cache.
+        cache_salt: prompts with different ones share nothing.
     """
 
     key: JourneyKey
@@ -43,6 +46,8 @@ class PrefillSpec:
     num_held_blocks: int
     deadline_ms: int
     no_handoff: bool
+    bypass_prefix_cache: bool
+    cache_salt: str
 
     @property
     def num_tokens(self) -> int:
@@ -55,19 +60,23 @@ class FirstTokenAnswer:
     index: of the token among the generated ones.
     finish_reason: "stop" or "length" if it ends the choice, else empty.
     stop_reason: the stop token's id in decimal, else empty.
+    num_cached_tokens: of the prompt, that were not computed for it.
     """
 
     index: int
     token: SampledToken
     finish_reason: str
     stop_reason: str
+    num_cached_tokens: int
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Job:
     """Attributes:
     deadline_s: on the worker's clock; None: none.
-    num_computed: tokens that the compute thread has done.
+    chain: its tokens as the prefix cache knows them; None without a cache.
+    num_cached_blocks: leading blocks that were in the cache when it got its blocks.
+    num_computed: tokens that the compute thread has done, or found done.
     in_compute: the compute thread may still write to the blocks.
     pinned: the handoff's source still serves the blocks.
     settled_at_s: when it was served or failed.
@@ -77,8 +86,10 @@ class Job:
     spec: PrefillSpec
     num_blocks: int
     deadline_s: float | None
+    chain: Chain | None = None
     state: JobState = JobState.QUEUED
     num_overtaken: int = 0
+    num_cached_blocks: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     in_compute: bool = False

@@ -23,12 +23,22 @@ class HandoffPublisher:
 
     Args:
         hidden_dtype: of the state that an MTP layer continues from; None without one.
+        num_cached_tokens: of the prompt, that are not computed for it.
     """
 
-    def __init__(self, source: HandoffSource, key: JourneyKey, hidden_dtype: str | None) -> None:
+    def __init__(
+        self, source: HandoffSource, key: JourneyKey, hidden_dtype: str | None, *, num_cached_tokens: int
+    ) -> None:
         self._source = source
         self._key = key
         self._hidden_dtype = hidden_dtype
+        self._num_cached_tokens = num_cached_tokens
+
+    def publish_cached(self, num_blocks: int) -> None:
+        """Leading blocks that were final before anything is computed."""
+        layout = self._source.layout
+        for component in range(len(layout.components) if num_blocks else 0):
+            self.publish(component, num_blocks * layout.block_size)
 
     def publish(self, component: int, num_valid_tokens: int) -> None:
         self._source.publish(self._key, component, num_valid_tokens)
@@ -43,6 +53,7 @@ class HandoffPublisher:
             Closing(
                 first_token_id=first.token_id,
                 num_prompt_tokens=prompt.num_prompt_tokens,
+                num_cached_tokens=self._num_cached_tokens,
                 logprobs=first.logprobs,
                 finish_reason=prompt.finish_reason(),
                 stop_reason=finish_names(prompt)[1],

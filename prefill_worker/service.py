@@ -9,9 +9,11 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from kv_transfer.journey import JourneyKey
+from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import FailedPrecondition
+from pd_engine.service.cache_events import stream_cache_events
 from pd_engine.service.loads import stream_loads
 from pd_engine.service.requests import (
     Limits,
@@ -35,7 +37,6 @@ def parse_prefill(request: pb.PrefillRequest, limits: Limits) -> PrefillSpec:
     InvalidArgument: a field is outside its range.
     """
     key = JourneyKey.parse(request.journey.journey_id, request.journey.attempt)
-    parse_salt(request.cache_salt)
     choice = parse_choice(request.token_ids, request.num_prompt_tokens, request.sampling, limits)
     if not request.no_handoff:
         parse_hex_id("lease_id", request.lease_id)
@@ -50,6 +51,8 @@ def parse_prefill(request: pb.PrefillRequest, limits: Limits) -> PrefillSpec:
         ),
         deadline_ms=request.deadline_ms,
         no_handoff=request.no_handoff,
+        bypass_prefix_cache=request.bypass_prefix_cache,
+        cache_salt=parse_salt(request.cache_salt),
     )
 
 
@@ -97,6 +100,7 @@ def _first_token_message(first: FirstTokenAnswer) -> pb.FirstToken:
         logprobs=logprobs_message(first.token),
         finish_reason=first.finish_reason,
         stop_reason=first.stop_reason,
+        cached_tokens=first.num_cached_tokens,
     )
 
 
@@ -104,9 +108,11 @@ class PrefillWorkerService(worker_pb2_grpc.WorkerServicer):
     """What every worker answers, for this role."""
 
     def __init__(
-        self, core: PrefillCore, epoch: str, info: Callable[[], pb.WorkerInfo], loads: Callable[[], pb.LoadsReply]
+        self, core: PrefillCore, cache_log: CacheLog, epoch: str, info: Callable[[], pb.WorkerInfo],
+        loads: Callable[[], pb.LoadsReply],
     ) -> None:
         self._core = core
+        self._cache_log = cache_log
         self._epoch = epoch
         self._info = info
         self._loads = loads
@@ -125,9 +131,8 @@ class PrefillWorkerService(worker_pb2_grpc.WorkerServicer):
     async def CacheEvents(
         self, request: pb.CacheEventsRequest, context: Context
     ) -> AsyncIterator[pb.CacheEventBatch]:
-        """Nothing is cached across requests, which an empty snapshot says; the stream stays open."""
-        yield pb.CacheEventBatch(epoch=self._epoch, sequence=0, snapshot=True)
-        await asyncio.get_running_loop().create_future()
+        async for batch in stream_cache_events(request, self._cache_log, self._epoch):
+            yield batch
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
         check_count("journeys", len(request.journeys))

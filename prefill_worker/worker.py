@@ -10,6 +10,7 @@ import torch
 
 from kv_transfer.source import HandoffSource
 from kv_transfer.transports import source_transports
+from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import Engine
@@ -21,15 +22,16 @@ from pd_engine.service.identity import (
     WorkerAddress,
     limits_of,
     max_speculate,
+    prefix_cache,
     process_age_s,
     rss_bytes,
     worker_info,
 )
 from pd_engine.settings import Settings
-from prefill_worker.core import PrefillCore
-from prefill_worker.runner import PrefillRunner, StepReport
 from pd_kernels.block_checksum.ranges import range_checksums
 from prefill_worker.blocks import PromptBlocks
+from prefill_worker.core import PrefillCore
+from prefill_worker.runner import PrefillRunner, StepReport
 from prefill_worker.service import PrefillService, PrefillWorkerService
 
 SERVICES = ("pdrelay.internal.v1.Worker", "pdrelay.internal.v1.PrefillWorker", "pdrelay.internal.v1.KvSource")
@@ -57,6 +59,7 @@ class PrefillWorker:
         self._crashed = asyncio.Event()
         self._drained = asyncio.Event()
         self._unhealthy: asyncio.Future[None] | None = None
+        self._cache_log = CacheLog()
         self._engine: Engine | None = None
         self._source: HandoffSource | None = None
         self._core: PrefillCore | None = None
@@ -80,8 +83,12 @@ class PrefillWorker:
             transports=transports, checksums=range_checksums, clock=time.monotonic,
         )
         await self._source.start()
+        cache = prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache)
         self._core = PrefillCore(
-            pool=engine.pool, block_size=engine.layout.block_size,
+            pool=engine.pool,
+            blocks=PromptBlocks(
+                engine.pool, cache, block_size=engine.layout.block_size, with_mtp=engine.has_mtp
+            ),
             hidden_dtype=engine.dtype if engine.has_mtp else None,
             max_queued_tokens=self._settings.prefill.max_queued_tokens, source=self._source, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=time.monotonic,
@@ -161,7 +168,7 @@ class PrefillWorker:
         assert self._engine is not None
         server = self._endpoint.server
         worker_pb2_grpc.add_WorkerServicer_to_server(
-            PrefillWorkerService(core, self._endpoint.epoch, self.info, self.loads), server
+            PrefillWorkerService(core, self._cache_log, self._endpoint.epoch, self.info, self.loads), server
         )
         worker_pb2_grpc.add_PrefillWorkerServicer_to_server(PrefillService(core, limits_of(self._engine)), server)
         worker_pb2_grpc.add_KvSourceServicer_to_server(source.servicer(), server)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from pd_engine.cache.events import CacheLog
+from pd_engine.cache.prefix import PrefixCache
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.service.requests import Limits
@@ -38,6 +40,17 @@ def limits_of(engine: Engine) -> Limits:
         max_context_length=engine.max_context_length,
         block_size=engine.layout.block_size,
         max_speculate=MAX_SPECULATE if engine.has_mtp else 0,
+    )
+
+
+def prefix_cache(engine: Engine, log: CacheLog, *, is_on: bool) -> PrefixCache | None:
+    """Of this engine's blocks; None if the settings turn it off. In the expanded form of prefill the positions of a
+    prompt and generated ones differ in their last bits, so only prompts are shared then."""
+    if not is_on:
+        return None
+    return PrefixCache(
+        engine.pool, fingerprint=engine.fingerprint, block_size=engine.layout.block_size,
+        prompts_only=engine.expand_prompts, log=log,
     )
 
 

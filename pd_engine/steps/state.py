@@ -23,6 +23,20 @@ def last_hidden(sequence: Sequence) -> Tensor:
     return sequence.pending_hidden[-1:]
 
 
+def take_cached(sequence: Sequence, *, num_cached: int, num_cached_mtp: int) -> None:
+    """The first `num_cached` positions of a new sequence are in its blocks, which a cache knew; those of the MTP layer
+    up to `num_cached_mtp`.
+
+    The last of them is computed again where its h is needed: by the MTP layer at the next position, or because nothing
+    else is left to compute. That writes the same bits to its slot. Where MTP slots are missing the MTP layer cannot go
+    on, and the sequence never drafts.
+    """
+    assert sequence.num_computed == 0 and 0 <= num_cached_mtp <= num_cached <= sequence.num_tokens, sequence.name
+    is_needed = num_cached_mtp == num_cached or num_cached == sequence.num_tokens
+    sequence.num_computed = num_cached - 1 if num_cached and is_needed else num_cached
+    sequence.num_computed_mtp = num_cached_mtp
+
+
 def export_hidden(sequence: Sequence) -> bytes:
     """`last_hidden` as raw bytes in the engine's dtype: part of a handoff."""
     return last_hidden(sequence).contiguous().view(torch.uint8).numpy().tobytes()

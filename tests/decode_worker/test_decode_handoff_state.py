@@ -18,6 +18,7 @@ from pd_engine.sampling.params import SamplingParams
 from pd_engine.sequence import SampledToken, Sequence, TokenLogprobs
 from pd_engine.service.requests import Choice
 from pd_engine.settings import EngineSettings
+from pd_engine.steps.state import can_draft
 from prefill_worker.publisher import HandoffPublisher
 
 CHOICE = Choice(
@@ -59,18 +60,26 @@ def closing_of(hidden_1D: torch.Tensor, token_id: int = 9) -> Closing:
         ending_ids=CHOICE.ending_ids, num_computed=3, num_computed_mtp=3, pending_hidden=hidden_1D,
     )
     first = SampledToken(token_id=token_id, logprobs=TokenLogprobs(logprob=-1.5, top=((2, -0.5),)))
-    HandoffPublisher(caught, JourneyKey("0" * 32, 1), "bf16").finish(sequence, first)
+    publisher = HandoffPublisher(caught, JourneyKey("0" * 32, 1), "bf16", num_cached_tokens=2)
+    publisher.finish(sequence, first)
     assert caught.closing is not None
+    assert caught.closing.num_cached_tokens == 2
     return caught.closing
 
 
 def test_the_sequence_goes_on_where_the_prompt_ended(engine: Engine, hidden_1D: torch.Tensor) -> None:
-    sequence = handed_over(engine, "n", CHOICE, closing_of(hidden_1D), [3, 4])
+    sequence = handed_over(engine, "n", CHOICE, closing_of(hidden_1D), [3, 4], num_mtp_tokens=3)
     assert sequence.token_ids == [5, 6, 7, 9]
     assert (sequence.num_computed, sequence.num_computed_mtp, sequence.num_generated) == (3, 3, 2)
     assert (sequence.speculate, sequence.block_ids) == (2, [3, 4])
     assert sequence.pending_hidden is not None
     assert torch.equal(sequence.pending_hidden.view(torch.int16), hidden_1D.view(torch.int16))
+
+
+def test_where_cached_blocks_lack_mtp_slots_nothing_is_drafted(engine: Engine, hidden_1D: torch.Tensor) -> None:
+    whole = handed_over(engine, "n", CHOICE, closing_of(hidden_1D), [3, 4], num_mtp_tokens=3)
+    lacking = handed_over(engine, "n", CHOICE, closing_of(hidden_1D), [3, 4], num_mtp_tokens=2)
+    assert (can_draft(whole), can_draft(lacking)) == (True, False)
 
 
 def test_a_first_token_that_ends_the_choice_says_so(hidden_1D: torch.Tensor) -> None:
@@ -93,10 +102,10 @@ def test_a_first_token_that_ends_the_choice_says_so(hidden_1D: torch.Tensor) -> 
 def test_mtp_mismatch(engine: Engine, hidden_1D: torch.Tensor, hidden: HiddenState | None, says: str) -> None:
     closing = dataclasses.replace(closing_of(hidden_1D), hidden=hidden)
     with pytest.raises(FailedPrecondition, match=says):
-        handed_over(engine, "n", CHOICE, closing, [3, 4])
+        handed_over(engine, "n", CHOICE, closing, [3, 4], num_mtp_tokens=3)
 
 
 def test_a_token_outside_the_vocabulary_is_refused(engine: Engine, hidden_1D: torch.Tensor) -> None:
     closing = dataclasses.replace(closing_of(hidden_1D), first_token_id=4096)
     with pytest.raises(FailedPrecondition, match="4096"):
-        handed_over(engine, "n", CHOICE, closing, [3, 4])
+        handed_over(engine, "n", CHOICE, closing, [3, 4], num_mtp_tokens=3)

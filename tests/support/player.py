@@ -44,6 +44,7 @@ class Copy:
     handoff: pb.HandoffDone | None = None
     accepted: int = 0
     drafted: int = 0
+    cached_tokens: int | None = None  # as the prefill worker said
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -129,13 +130,15 @@ class Player:
 
     def reserve_request(
         self, journey_id: str, token_ids: Sequence[int], sampling: pb.Sampling, *, num_prompt_tokens: int | None = None,
-        attempt: int = 1, checksums: bool = False, deadline_ms: int = 0,
+        attempt: int = 1, checksums: bool = False, deadline_ms: int = 0, cached: bool = False, salt: str = "",
     ) -> pb.ReserveRequest:
+        """`cached`: whether workers may take blocks from their prefix caches."""
         prompt = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
         return pb.ReserveRequest(
             journey=pb.JourneyRef(journey_id=journey_id, attempt=attempt), router_id=self.router_id,
             num_prompt_tokens=prompt, token_ids=token_ids, num_emitted_tokens=len(token_ids) - prompt,
             sampling=sampling, report_block_checksums=checksums, deadline_ms=deadline_ms,
+            bypass_prefix_cache=not cached, cache_salt=salt,
         )
 
     def prefill_request(
@@ -146,7 +149,7 @@ class Player:
             journey=reserve.journey, router_id=reserve.router_id, token_ids=reserve.token_ids,
             num_prompt_tokens=reserve.num_prompt_tokens, sampling=reserve.sampling, lease_id=lease.lease_id,
             lease_ms=lease.lease_ms, num_held_blocks=lease.num_held_blocks, deadline_ms=reserve.deadline_ms,
-            no_handoff=no_handoff,
+            no_handoff=no_handoff, bypass_prefix_cache=reserve.bypass_prefix_cache, cache_salt=reserve.cache_salt,
         )
 
     async def prefill_replies(self, request: pb.PrefillRequest) -> AsyncIterator[pb.PrefillReply]:
@@ -165,12 +168,13 @@ class Player:
 
     async def run(
         self, token_ids: Sequence[int], sampling: pb.Sampling, *, num_prompt_tokens: int | None = None,
-        lose_first_reply: bool = False, journey_id: str | None = None,
+        lose_first_reply: bool = False, journey_id: str | None = None, cached: bool = False, salt: str = "",
     ) -> Copy:
         """A whole journey, as an undisturbed router would run it; released at its end."""
         journey_id = journey_id or new_journey()
         reserve = self.reserve_request(
-            journey_id, token_ids, sampling, num_prompt_tokens=num_prompt_tokens, checksums=True
+            journey_id, token_ids, sampling, num_prompt_tokens=num_prompt_tokens, checksums=True, cached=cached,
+            salt=salt,
         )
         lease = await self.decode.Reserve(reserve, timeout=CALL_TIMEOUT_S)
         copy = self.copy(journey_id)
@@ -179,6 +183,7 @@ class Player:
                 await self.pull(reserve, lease, reply.source)
             elif not lose_first_reply:
                 first = reply.first_token
+                copy.cached_tokens = first.cached_tokens
                 copy.add(first.index, [first.token_id], [first.logprobs] if first.HasField("logprobs") else [])
                 copy.end(first.finish_reason, first.stop_reason)
                 copy.changed.set()

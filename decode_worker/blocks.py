@@ -1,0 +1,83 @@
+"""Which of a choice's blocks are here already, and which of them the next choice will find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decode_worker.choice_state import ChoiceRecord, ReserveSpec
+from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.chain import Chain
+from pd_engine.cache.prefix import PrefixCache
+
+
+class ChoiceBlocks:
+    """The pool and the prefix cache of a decode worker, as its choices use them. Belongs to the event loop's thread.
+
+    Args:
+        cache: None: nothing is held for later.
+        with_mtp: the engine has an MTP layer.
+    """
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache | None, *, with_mtp: bool) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._with_mtp = with_mtp
+
+    def chain(self, spec: ReserveSpec) -> Chain | None:
+        if self._cache is None:
+            return None
+        choice = spec.choice
+        return self._cache.chain(choice.token_ids, num_prompt_tokens=choice.num_prompt_tokens, salt=spec.cache_salt)
+
+    def cached(self, spec: ReserveSpec, chain: Chain | None) -> list[int]:
+        """Leading blocks that need not be sent; to be held at once. A choice that drafts needs MTP's slots too: what
+        lacks them is sent again, which is cheaper than to decode without drafts."""
+        if self._cache is None or chain is None or spec.bypass_prefix_cache:
+            return []
+        return self._cache.match(chain, with_mtp=self._with_mtp and spec.choice.speculate > 0)
+
+    def num_available(self, spec: ReserveSpec, chain: Chain | None, lease_block_ids: Sequence[int]) -> int:
+        """Blocks that a reservation can count on: free ones, those of the journey's own earlier lease, and cached ones
+        that others hold."""
+        own = spec.key.owner
+        num_own = sum(set(self._pool.owners(block)) == {own} for block in lease_block_ids)
+        num_shared = sum(bool(set(self._pool.owners(block)) - {own}) for block in self.cached(spec, chain))
+        return self._pool.num_free + num_own + num_shared
+
+    def handed_over(self, record: ChoiceRecord, block_ids: Sequence[int]) -> int:
+        """The handoff is complete: the blocks are the record's, and those of its prompt are found from now on.
+
+        Returns:
+            Leading positions whose MTP slots are final: all of them, unless cached blocks lack theirs.
+        """
+        spec, num_tokens = record.spec, len(record.spec.choice.token_ids)
+        record.block_ids = list(block_ids)
+        self._pool.transfer(record.block_ids, spec.key.owner, record.name)
+        num_mtp = num_tokens if self._with_mtp else 0
+        if self._cache is None or record.chain is None:
+            return num_mtp
+        num_blocks_with_mtp = self._cache.begin(record.chain, record.block_ids)
+        lacks_mtp = num_blocks_with_mtp < record.chain.num_stored
+        self._cache.store(record.chain, record.block_ids, num_final=num_tokens, num_final_mtp=num_mtp)
+        return self._cache.block_size * num_blocks_with_mtp if lacks_mtp else num_mtp
+
+    def grew(self, record: ChoiceRecord, token_ids: Sequence[int], num_final_mtp: int) -> None:
+        """Tokens were sampled: all but the last one have their slots. Blocks that have become full are found from now
+        on.
+
+        Args:
+            num_final_mtp: leading positions whose MTP slots are final.
+        """
+        record.num_generated += len(token_ids)
+        if self._cache is not None and record.chain is not None and record.block_ids:
+            record.chain.extend(token_ids)
+            num_final = record.spec.choice.num_prompt_tokens + record.num_generated - 1
+            self._cache.store(record.chain, record.block_ids, num_final=num_final, num_final_mtp=num_final_mtp)
+
+    def release(self, record: ChoiceRecord) -> None:
+        """Nobody writes to them any more."""
+        self._pool.release(record.block_ids, record.name)
+        record.block_ids = []
+
+    def check_integrity(self) -> None:
+        (self._cache or self._pool).check_integrity()
