@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DataLoss, Gone, PdRelayError, ResourceExhausted, Unavailable, from_code
-from pd_engine.hashing import block_hashes
 from pd_router import wire
 from pd_router.journey import HandoffReport, Journey, JourneyState
 from pd_router.link import WorkerLink
@@ -34,6 +33,8 @@ class Attempt:
     Args:
         decode: None if prefill samples the only token that is left.
         speculate: draft tokens a step.
+        block_hashes: of the prompt's full blocks, in order; none if cached blocks are not to be used.
+        num_uncached_tokens: that are counted as waiting at the prefill worker until they are computed.
         num_decode_blocks: that are counted as taken at the decode worker until it reports.
         emit: called with every chunk, in order.
         remaining_ms: of the request's time.
@@ -48,6 +49,8 @@ class Attempt:
         prefill: WorkerLink,
         decode: WorkerLink | None,
         speculate: int,
+        block_hashes: Sequence[bytes],
+        num_uncached_tokens: int,
         num_decode_blocks: int,
         emit: Callable[[Chunk], None],
         remaining_ms: Callable[[], int],
@@ -59,12 +62,15 @@ class Attempt:
         self._prefill = prefill
         self._decode = decode
         self._speculate = speculate
+        self._block_hashes = block_hashes
+        self._num_uncached_tokens = num_uncached_tokens
         self._num_decode_blocks = num_decode_blocks
         self._emit = emit
         self._remaining_ms = remaining_ms
         self._handoff_wait_s = handoff_wait_s
         self._token_ids = [*request.prompt_ids, *journey.stream.token_ids]
         self._granted: set[WorkerLink] = set()  # where there is something to renew
+        self._assigned_at = 0
         self._prefilled = False
         self._over: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
         self._ref = wire.journey_ref(journey.journey_id, self.number)
@@ -74,9 +80,9 @@ class Attempt:
         links = [link for link in (self._prefill, self._decode) if link is not None]
         for link in links:
             link.attach(self._journey.journey_id, self)
-        self._prefill.num_assigned_tokens += len(self._token_ids)
+        self._assigned_at = self._prefill.assign_tokens(self._num_uncached_tokens)
         if self._decode is not None:
-            self._decode.num_assigned_blocks += self._num_decode_blocks
+            self._decode.assign_blocks(self._num_decode_blocks)
         calls = asyncio.create_task(self._calls())
         try:
             return await self._over
@@ -209,7 +215,7 @@ class Attempt:
         """The prompt waits no more at the prefill worker."""
         if not self._prefilled:
             self._prefilled = True
-            self._prefill.num_assigned_tokens -= len(self._token_ids)
+            self._prefill.note_computed(self._num_uncached_tokens, self._assigned_at)
 
     # Failures
 
@@ -217,7 +223,7 @@ class Attempt:
         """A worker did not take it. One without room is not tried again before it next reports."""
         no_room = isinstance(error, ResourceExhausted)
         if no_room:
-            link.has_room = False
+            link.note_no_room()
         self._fail(error, link, retryable=error.retryable, counts=not no_room)
 
     def _prefill_broke(self, error: PdRelayError, *, retryable: bool) -> None:
@@ -243,17 +249,10 @@ class Attempt:
 
     def _reserve_request(self, decode: WorkerLink) -> pb.ReserveRequest:
         request = self._request
-        info = decode.info
-        assert info is not None, decode.worker_id
-        hashes = []
-        if not request.placement.bypass_prefix_cache:
-            hashes = block_hashes(
-                request.prompt_ids, fingerprint=info.fingerprint, salt=request.cache_salt, block_size=info.block_size
-            )
         return pb.ReserveRequest(
             journey=self._ref,
             router_id=decode.router_id,
-            block_hashes=hashes,
+            block_hashes=self._block_hashes,
             num_prompt_tokens=len(request.prompt_ids),
             token_ids=self._token_ids,
             num_emitted_tokens=len(self._token_ids) - len(request.prompt_ids),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from pd_engine.errors import InvalidArgument, NotFound, PdRelayError, Unavailable
-from pd_router.placement import Placement, PlacementRequest, Refusal, RefusalKind, place
+from pd_router.explanation import explain
+from pd_router.placement import Placement, Refusal, RefusalKind, place
+from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
 
 NO_WORKER_RETRY_MS = 1_000
@@ -14,10 +16,10 @@ NO_WORKER_RETRY_MS = 1_000
 def refusal_error(refusal: Refusal) -> PdRelayError:
     """What a client is told that is not kept waiting."""
     if refusal.kind is RefusalKind.NEVER:
-        return InvalidArgument(f"the request can never be placed: {refusal.explain()}")
+        return InvalidArgument(f"the request can never be placed: {explain(refusal)}")
     if refusal.kind is RefusalKind.UNKNOWN:
-        return NotFound(f"the request cannot be placed: {refusal.explain()}")
-    return Unavailable(f"the request cannot be placed: {refusal.explain()}", retry_after_ms=NO_WORKER_RETRY_MS)
+        return NotFound(f"the request cannot be placed: {explain(refusal)}")
+    return Unavailable(f"the request cannot be placed: {explain(refusal)}", retry_after_ms=NO_WORKER_RETRY_MS)
 
 
 class RoomGate:
@@ -36,7 +38,7 @@ class RoomGate:
         Raises:
             Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever. Lack of room raises nothing.
         """
-        decision = place(request, self._registry.snapshot())
+        decision = place(request, self._registry.snapshot(request.block_hashes))
         if isinstance(decision, Placement) and not self._turn.locked():
             return decision
         if isinstance(decision, Refusal):
@@ -44,7 +46,7 @@ class RoomGate:
         deadline_s = asyncio.get_running_loop().time() + recovery_wait_s
         async with self._turn:
             while True:
-                decision = place(request, self._registry.snapshot())
+                decision = place(request, self._registry.snapshot(request.block_hashes))
                 if isinstance(decision, Placement):
                     return decision
                 remaining_s = deadline_s - asyncio.get_running_loop().time()

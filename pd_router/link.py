@@ -15,9 +15,13 @@ from typing import Any, Protocol
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import FailedPrecondition, PdRelayError, Unavailable
+from pd_router.cache_feed import follow_cache
 from pd_router.link_state import TRANSITIONS, LinkState, Role, WorkerEndpoint
+from pd_router.pools import WorkerView
+from pd_router.prefix_index import PrefixIndex
 from pd_router.releases import ReleaseQueue
 from pd_router.worker_calls import LateAnswer, WorkerCalls
+from pd_router.worker_load import WorkerLoad
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +50,8 @@ class WorkerLink:
     """Attributes:
     calls: to the worker.
     info: what the worker said of itself when it last connected; None before.
-    loads: its last report of this life; None before the first.
-    num_assigned_blocks: promised to journeys since that report.
-    num_assigned_tokens: of prompts that this router has there and that are not prefilled yet.
-    has_room: False after it refused for lack of room, until its next report.
+    load: its last report, and what this router has sent there since.
+    view: as placement sees it; None: something has changed since it was made.
     error: why it was lost or refused.
     """
 
@@ -61,19 +63,18 @@ class WorkerLink:
         secret: str,
         renew_interval_s: float,
         silence_s: float,
+        index: PrefixIndex,
         check: Callable[[WorkerLink, pb.WorkerInfo], None],
         on_change: Callable[[], None],
     ) -> None:
-        """`silence_s`: after which the worker is lost. `check` raises FailedPrecondition for one that does not fit the
-        others."""
+        """`silence_s`: after which the worker is lost. `index` learns what it has cached. `check` raises
+        FailedPrecondition for one that does not fit the others."""
         self.endpoint = endpoint
         self.role = Role(endpoint.role)
         self.state = LinkState.STARTING
         self.info: pb.WorkerInfo | None = None
-        self.loads: pb.LoadsReply | None = None
-        self.num_assigned_blocks = 0
-        self.num_assigned_tokens = 0
-        self.has_room = True
+        self.load = WorkerLoad()
+        self.view: WorkerView | None = None
         self.error: PdRelayError | None = None
         self.passengers: dict[str, Passenger] = {}
         self._empty = asyncio.Event()
@@ -83,6 +84,7 @@ class WorkerLink:
         self._renew_interval_s = renew_interval_s
         self._silence_s = silence_s
         self._heard = False
+        self._index = index
         self._check = check
         self._on_change = on_change
         self._gone_before: set[str] = set()
@@ -107,20 +109,43 @@ class WorkerLink:
         return self.info.epoch if self.info is not None else ""
 
     @property
-    def num_queued_tokens(self) -> int:
-        """Prompt tokens that wait or run at a prefill worker, as it reported or as this router knows better."""
-        reported = self.loads.queued_prefill_tokens if self.loads is not None else 0
-        return max(reported, self.num_assigned_tokens)
+    def loads(self) -> pb.LoadsReply | None:
+        """Its last report of this life; None before the first."""
+        return self.load.report
 
     def attach(self, journey_id: str, passenger: Passenger) -> None:
         """From now on the journey hears of its tokens and of the worker's loss."""
         self.passengers[journey_id] = passenger
+        self.load.note_arrival(journey_id)
+        self.view = None
         self._empty.clear()
 
     def detach(self, journey_id: str) -> None:
         self.passengers.pop(journey_id, None)
+        self.load.note_departure(journey_id)
+        self.view = None
         if not self.passengers:
             self._empty.set()
+
+    def assign_tokens(self, num_tokens: int) -> int:
+        """A prompt is about to be sent there. Returns what `note_computed` wants to know."""
+        self.view = None
+        return self.load.assign_tokens(num_tokens)
+
+    def note_computed(self, num_tokens: int, assigned_at: int) -> None:
+        """It waits there no more."""
+        self.view = None
+        self.load.note_computed(num_tokens, assigned_at)
+
+    def assign_blocks(self, num_blocks: int) -> None:
+        """They are about to be asked for."""
+        self.view = None
+        self.load.assign_blocks(num_blocks)
+
+    def note_no_room(self) -> None:
+        """It refused for lack of room: until its next report it is taken to have none."""
+        self.view = None
+        self.load.has_room = False
 
     async def close(self) -> None:
         """Tells the passengers that the worker is lost, sends what they release, and ends; all within a bound."""
@@ -159,7 +184,8 @@ class WorkerLink:
         info = await self.calls.info()
         self._check(self, info)
         self.info = info
-        loops = [self._follow_loads(), self._renew(), self._watch_silence()]
+        self.view = None
+        loops = [self._follow_loads(), self._follow_cache(), self._renew(), self._watch_silence()]
         if self.role is Role.DECODE:
             loops.append(self._follow_tokens())
         await self._first_end(loops)
@@ -178,11 +204,13 @@ class WorkerLink:
 
     async def _follow_loads(self) -> None:
         async for loads in self.calls.loads():
-            self.loads = loads
-            self.num_assigned_blocks = 0
-            self.has_room = True
+            self.load.note_report(loads)
+            self.view = None
             self._move(LinkState.DRAINING if loads.state == "draining" else LinkState.READY)
             self._on_change()
+
+    async def _follow_cache(self) -> None:
+        await follow_cache(self._index, self.worker_id, self.epoch, self.calls.cache_events)
 
     async def _follow_tokens(self) -> None:
         async for batch in self.calls.tokens():
@@ -249,7 +277,8 @@ class WorkerLink:
         if self.state in (LinkState.READY, LinkState.DRAINING):
             self._move(LinkState.LOST)
         self.error = error
-        self.loads = None
+        self.load.note_lost()
+        self.view = None
         self._gone_before = set()
         self._move(state)
         for passenger in list(self.passengers.values()):
@@ -260,6 +289,7 @@ class WorkerLink:
         if state is not self.state:
             assert state in TRANSITIONS[self.state], f"{self.worker_id}: {self.state.value} -> {state.value}"
             self.state = state
+            self.view = None
             if state is LinkState.READY:
                 self.error = None
                 log.info("worker %s at %s is ready, epoch %s", self.worker_id, self.endpoint.address, self.epoch)

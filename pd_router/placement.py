@@ -14,8 +14,6 @@ from enum import Enum
 from pd_router import costs
 from pd_router.pools import PlacementRequest, Snapshot, WorkerView
 
-__all__ = ["Placement", "PlacementRequest", "Refusal", "RefusalKind", "Snapshot", "WorkerView", "place"]
-
 
 class Exclusion(Enum):
     """Why a candidate was not considered."""
@@ -53,11 +51,6 @@ class Refusal:
     request: PlacementRequest
     snapshot: Snapshot
 
-    def explain(self) -> str:
-        from pd_router.explanation import explain
-
-        return explain(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
@@ -76,11 +69,6 @@ class Placement:
     cost_ms: float
     request: PlacementRequest
     snapshot: Snapshot
-
-    def explain(self) -> str:
-        from pd_router.explanation import explain
-
-        return explain(self)
 
 
 def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:

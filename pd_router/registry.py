@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import FailedPrecondition, InvalidArgument
 from pd_router.link import WorkerLink
 from pd_router.link_state import LinkState, Role, WorkerEndpoint
-from pd_router.placement import Snapshot, WorkerView
+from pd_router.pools import Snapshot, WorkerView
+from pd_router.prefix_index import PrefixIndex
+from pd_router.views import decode_view, prefill_view
 
 IDENTITY_FIELDS = ("fingerprint", "layout_version", "block_size", "bytes_per_token", "dtype")
 CONNECT_TIMEOUT_S = 5.0
@@ -47,10 +49,12 @@ def check_agreement(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> Non
 class Registry:
     """Attributes:
     router_id: names this life of this router to workers.
+    index: what they have cached.
     """
 
-    def __init__(self, *, secret: str, lease_ms: int, silence_ms: int) -> None:
+    def __init__(self, *, secret: str, lease_ms: int, silence_ms: int, max_index_entries: int) -> None:
         self.router_id = secrets.token_hex(16)
+        self.index = PrefixIndex(max_entries=max_index_entries)
         self._secret = secret
         self._renew_interval_s = lease_ms / 3 / 1000
         self._silence_s = silence_ms / 1000
@@ -82,11 +86,15 @@ class Registry:
             del self._links[link.worker_id]
         for link in self._links.values():
             link.endpoint = wanted[link.worker_id]
+            link.view = None
         for endpoint in endpoints:
             if endpoint.worker_id not in self._links:
                 self._links[endpoint.worker_id] = self._connect(endpoint)
         self._changed()
         await asyncio.gather(*(link.close() for link in dropped))
+        for link in dropped:
+            if link.worker_id not in self._links:
+                self.index.forget(link.worker_id)
         waits = [
             asyncio.create_task(link.settled.wait()) for link in self._links.values() if link.endpoint.is_expected
         ]
@@ -152,11 +160,21 @@ class Registry:
         """Until nothing is left to be released anywhere."""
         await asyncio.gather(*(link.flushed() for link in self._links.values()))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, block_hashes: Sequence[bytes] = ()) -> Snapshot:
+        """Both pools now, and who has how much cached of a prompt with these full blocks."""
         return Snapshot(
-            prefill=tuple(_prefill_view(link) for link in self.links(Role.PREFILL)),
-            decode=tuple(_decode_view(link) for link in self.links(Role.DECODE)),
+            prefill=self._views(Role.PREFILL, prefill_view),
+            decode=self._views(Role.DECODE, decode_view),
+            held=self.index.held(block_hashes),
         )
+
+    def _views(self, role: Role, make: Callable[[WorkerLink, list[WorkerLink]], WorkerView]) -> tuple[WorkerView, ...]:
+        """Only those of workers that have changed are made anew."""
+        links = self.links(role)
+        for link in links:
+            if link.view is None:
+                link.view = make(link, links)
+        return tuple([link.view for link in links if link.view is not None])
 
     def _connect(self, endpoint: WorkerEndpoint) -> WorkerLink:
         return WorkerLink(
@@ -165,6 +183,7 @@ class Registry:
             secret=self._secret,
             renew_interval_s=self._renew_interval_s,
             silence_s=self._silence_s,
+            index=self.index,
             check=self._check,
             on_change=self._changed,
         )
@@ -179,29 +198,3 @@ class Registry:
     def _changed(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
-
-
-def _prefill_view(link: WorkerLink) -> WorkerView:
-    num_blocks = link.info.num_blocks_total if link.info is not None else 0
-    return WorkerView(
-        worker_id=link.worker_id,
-        ready=link.state is LinkState.READY and link.endpoint.is_expected,
-        expected=link.endpoint.is_expected,
-        has_room=link.has_room,
-        num_queued_tokens=link.num_queued_tokens,
-        num_blocks_free=num_blocks,
-        num_blocks_total=num_blocks,
-    )
-
-
-def _decode_view(link: WorkerLink) -> WorkerView:
-    loads = link.loads if link.loads is not None else pb.LoadsReply()
-    return WorkerView(
-        worker_id=link.worker_id,
-        ready=link.state is LinkState.READY and link.endpoint.is_expected,
-        expected=link.endpoint.is_expected,
-        has_room=link.has_room,
-        num_sequences=max(len(link.passengers), loads.num_running + loads.num_waiting + loads.num_leases),
-        num_blocks_free=max(0, loads.num_blocks_free - link.num_assigned_blocks),
-        num_blocks_total=link.info.num_blocks_total if link.info is not None else 0,
-    )

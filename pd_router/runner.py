@@ -8,11 +8,15 @@ from collections.abc import Callable
 
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
 from pd_router.attempt import Attempt, AttemptFailure
+from pd_router.costs import num_uncached_tokens
+from pd_router.explanation import explain
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
 from pd_router.link import WorkerLink
 from pd_router.link_state import Role
-from pd_router.placement import Placement, PlacementRequest
+from pd_router.placement import Placement
+from pd_router.pools import PlacementRequest
+from pd_router.prompt_hashes import PromptHashes
 from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.stream import Chunk
@@ -44,6 +48,7 @@ class JourneyRunner:
     ) -> None:
         self.journey = journey
         self._request = request
+        self._hashes = PromptHashes(request)
         self._registry = registry
         self._gate = gate
         self._speculate = speculate
@@ -78,7 +83,7 @@ class JourneyRunner:
 
     async def _attempt(self) -> None:
         self._release_all_but(self._preferred_decode)
-        wanted = self._placement_request()
+        wanted = self._placement_request(await self._hashes.of(self._registry.identity))
         try:
             placement = await self._gate.place(
                 wanted, recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0
@@ -88,7 +93,8 @@ class JourneyRunner:
             return
         attempt, links = self._begin(placement, wanted)
         self._unreleased.update(dict.fromkeys(links, attempt.number))
-        log.debug("journey %s, attempt %d: %s", self.journey.journey_id, attempt.number, placement.explain())
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("journey %s, attempt %d: %s", self.journey.journey_id, attempt.number, explain(placement))
         failure = await attempt.run()
         if failure is not None:
             self._learn(failure, attempt.number, placement)
@@ -103,6 +109,8 @@ class JourneyRunner:
             prefill=prefill,
             decode=decode,
             speculate=self._speculate,
+            block_hashes=wanted.block_hashes,
+            num_uncached_tokens=num_uncached_tokens(wanted, placement.snapshot.held.get(prefill.worker_id, 0)),
             num_decode_blocks=wanted.num_decode_blocks,
             emit=self._emit,
             remaining_ms=self._remaining_ms,
@@ -120,12 +128,12 @@ class JourneyRunner:
             culprit.worker_id,
             failure.error.message,
         )
-        if culprit.has_room:
+        if culprit.load.has_room:
             self._failed_workers.add(culprit.worker_id)
         # The decode worker keeps what was verified: the next attempt takes its lease over.
         self._preferred_decode = (placement.decode_worker or "") if culprit.role is Role.PREFILL else ""
 
-    def _placement_request(self) -> PlacementRequest:
+    def _placement_request(self, block_hashes: tuple[bytes, ...]) -> PlacementRequest:
         request = self._request
         num_emitted = len(self.journey.stream.tokens)
         num_tokens = len(request.prompt_ids) + num_emitted
@@ -136,6 +144,9 @@ class JourneyRunner:
             num_tokens=num_tokens,
             num_prefill_blocks=-(-num_tokens // block_size),
             num_decode_blocks=0 if last_token_only else -(-num_slots // block_size),
+            num_output_tokens=request.params.max_tokens - num_emitted,
+            block_size=block_size,
+            block_hashes=block_hashes,
             pinned_prefill=request.placement.prefill_worker,
             pinned_decode=request.placement.decode_worker,
             avoided=frozenset(self._failed_workers),

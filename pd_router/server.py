@@ -20,6 +20,7 @@ from pd_router.message_bounds import MessageBounds
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
 from pd_router.openai import HttpDoor
+from pd_router.prefix_index import PrefixIndex
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.status import Status
@@ -69,6 +70,7 @@ class Router:
             secret=self._secret,
             lease_ms=self._settings.transfer.lease_ms,
             silence_ms=self._settings.router.worker_silence_ms,
+            max_index_entries=self._settings.router.max_index_entries,
         )
         self._metrics = Metrics(self._registry, lambda: self._dispatcher.num_running)
         self._dispatcher = Dispatcher(
@@ -94,6 +96,11 @@ class Router:
     async def set_workers(self, endpoints: Sequence[WorkerEndpoint]) -> None:
         """All the workers there are, now; see `Registry.set_workers`."""
         await self._registry.set_workers(endpoints)
+
+    @property
+    def prefix_index(self) -> PrefixIndex:
+        """What is known of the workers' caches."""
+        return self._registry.index
 
     @property
     def num_running(self) -> int:

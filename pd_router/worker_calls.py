@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 
 import grpc
 
@@ -98,6 +98,14 @@ class WorkerCalls:
     async def tokens(self) -> AsyncIterator[pb.TokensBatch]:
         with self._typed("Tokens"):
             async for batch in self.worker.Tokens(pb.TokensRequest(router_id=self._router_id)):
+                self._heard(batch.epoch)
+                yield batch
+
+    async def cache_events(self, from_sequence: int) -> AsyncGenerator[pb.CacheEventBatch, None]:
+        """Those after that one; 0: a snapshot first."""
+        request = pb.CacheEventsRequest(from_sequence=from_sequence)
+        with self._typed("CacheEvents"):
+            async for batch in self.worker.CacheEvents(request):
                 self._heard(batch.epoch)
                 yield batch
 

@@ -96,6 +96,10 @@ class StubWorker(
         calls: names of the calls that arrived, with journey id and attempt.
         max_seen_attempt: by journey.
         burst: tokens an event.
+        cached, cache_sequence: what its prefix cache holds, and the number of its last event; see `tell_cache`.
+        cache_readers: the sequence from which each reader of its cache's events began.
+        cache_queue: of the last such reader: what it is sent; an error ends it.
+        loads: more fields of its load reports.
     """
 
     def __init__(
@@ -126,6 +130,12 @@ class StubWorker(
         self.requests: list[Any] = []
         self.streams: dict[str, asyncio.Queue[pb.TokensEvent | None]] = {}
         self.arrived: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.cached: list[bytes] = []
+        self.cache_sequence = 1
+        self.cache_told: list[pb.CacheEventBatch] = []
+        self.cache_readers: list[int] = []
+        self.cache_queue: asyncio.Queue[pb.CacheEventBatch | PdRelayError] | None = None
+        self.loads: dict[str, Any] = {}
         self._secret = secret
         self._info = info
         self._server: grpc.aio.Server | None = None
@@ -154,6 +164,7 @@ class StubWorker(
         self.leases.clear()
         self.pins.clear()
         self.streams.clear()
+        self.cached, self.cache_sequence, self.cache_told, self.cache_queue = [], 1, [], None
         if server is not None:
             await server.stop(None)
 
@@ -204,14 +215,13 @@ class StubWorker(
     async def Loads(self, request: pb.LoadsRequest, context: Any) -> AsyncIterator[pb.LoadsReply]:
         while True:
             await self._unless_mute()
-            yield pb.LoadsReply(
-                epoch=self.epoch,
-                state=self.state,
-                num_blocks_free=self.num_blocks_free,
-                num_blocks_total=self.num_blocks,
-                num_leases=len(self.leases),
-                num_pins=len(self.pins),
-            )
+            report: dict[str, Any] = {
+                "num_blocks_free": self.num_blocks_free,
+                "num_blocks_total": self.num_blocks,
+                "num_leases": len(self.leases),
+                "num_pins": len(self.pins),
+            }
+            yield pb.LoadsReply(epoch=self.epoch, state=self.state, **(report | self.loads))
             await asyncio.sleep(request.interval_ms / 1000)
 
     async def Tokens(self, request: pb.TokensRequest, context: Any) -> AsyncIterator[pb.TokensBatch]:
@@ -221,6 +231,37 @@ class StubWorker(
             while not queue.empty() and (more := queue.get_nowait()) is not None:
                 events.append(more)
             yield pb.TokensBatch(epoch=self.epoch, events=events)
+
+    async def CacheEvents(
+        self, request: pb.CacheEventsRequest, context: Any
+    ) -> AsyncIterator[pb.CacheEventBatch]:
+        """A snapshot, or what came after; then what a test hands to `tell_cache`."""
+        self.cache_readers.append(request.from_sequence)
+        queue = self.cache_queue = asyncio.Queue()
+        if request.from_sequence:
+            missed = [batch for batch in self.cache_told if batch.sequence > request.from_sequence]
+        else:
+            missed = [pb.CacheEventBatch(sequence=self.cache_sequence, snapshot=True, stored=self.cached)]
+        for batch in missed:
+            queue.put_nowait(batch)
+        while True:
+            batch = await queue.get()
+            if isinstance(batch, PdRelayError):
+                raise batch
+            batch.epoch = self.epoch
+            yield batch
+
+    def tell_cache(self, *, stored: Sequence[bytes] = (), removed: Sequence[bytes] = (), lost: bool = False) -> None:
+        """Its cache changes; a message that is lost reaches nobody."""
+        self.cached = [block_hash for block_hash in self.cached if block_hash not in removed] + list(stored)
+        batch = pb.CacheEventBatch(
+            sequence=self.cache_sequence + len(stored) + len(removed), previous_sequence=self.cache_sequence,
+            stored=stored, removed=removed,
+        )
+        self.cache_sequence = batch.sequence
+        self.cache_told.append(batch)
+        if not lost and self.cache_queue is not None:
+            self.cache_queue.put_nowait(batch)
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
         self.num_renewals += 1

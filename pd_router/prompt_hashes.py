@@ -1,0 +1,45 @@
+"""The hashes of a prompt's full blocks: by them caches are asked, so they are computed once a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.hashing import block_hashes
+from pd_router.request import Request
+
+MAX_TOKENS_INLINE = 4_096  # longer prompts are hashed in a thread: about half a millisecond of the event loop
+
+
+class PromptHashes:
+    """Of one request. They depend on what the workers serve, which may be known late, or change."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._identity: tuple[str, int] | None = None
+        self._hashes: tuple[bytes, ...] = ()
+
+    async def of(self, workers: pb.WorkerInfo | None) -> tuple[bytes, ...]:
+        """In order; none if no worker is known, or if cached blocks are not to be used.
+
+        Args:
+            workers: what any of the workers says of itself; they agree.
+        """
+        if workers is None or self._request.placement.bypass_prefix_cache:
+            return ()
+        identity = (workers.fingerprint, workers.block_size)
+        if identity != self._identity:
+            if len(self._request.prompt_ids) > MAX_TOKENS_INLINE:
+                self._hashes = await asyncio.to_thread(self._compute, *identity)
+            else:
+                self._hashes = self._compute(*identity)
+            self._identity = identity
+        return self._hashes
+
+    def _compute(self, fingerprint: str, block_size: int) -> tuple[bytes, ...]:
+        request = self._request
+        return tuple(
+            block_hashes(
+                request.prompt_ids, fingerprint=fingerprint, salt=request.cache_salt, block_size=block_size
+            )
+        )

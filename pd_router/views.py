@@ -1,0 +1,63 @@
+"""A worker as placement sees it, made from what its link knows. Speeds that nobody measured are the pool's best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_router.costs import next_itl_ms
+from pd_router.link import WorkerLink
+from pd_router.link_state import LinkState
+from pd_router.pools import DEFAULT_ITL_MS, DEFAULT_MOVE_MS_PER_TOKEN, DEFAULT_PREFILL_MS_PER_TOKEN, WorkerView
+
+
+def prefill_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
+    """`pool`: all workers of the role. One that has not been measured counts as fast as the fastest, or nobody would
+    ever find out."""
+    load = link.load
+    num_blocks = link.info.num_blocks_total if link.info is not None else 0
+    ms_per_token = load.prefill_ms_per_token
+    if ms_per_token is None:
+        measured = (other.load.prefill_ms_per_token for other in pool)
+        ms_per_token = min((ms for ms in measured if ms is not None), default=DEFAULT_PREFILL_MS_PER_TOKEN)
+    return WorkerView(
+        worker_id=link.worker_id,
+        ready=_is_ready(link),
+        expected=link.endpoint.is_expected,
+        has_room=load.has_room,
+        num_queued_tokens=load.num_queued_tokens,
+        num_blocks_free=num_blocks,
+        num_blocks_total=num_blocks,
+        prefill_ms_per_token=ms_per_token,
+    )
+
+
+def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
+    """`pool` as for prefill."""
+    load = link.load
+    info = link.info if link.info is not None else pb.WorkerInfo()
+    num_sequences = max(len(link.passengers), load.num_sequences)
+    itl_ms, itl_batch, move_ms_per_byte = load.itl_ms, load.itl_batch, load.move_ms_per_byte
+    if itl_ms is None:
+        measured = [(other.load.itl_ms, other.load.itl_batch) for other in pool if other.load.itl_ms is not None]
+        itl_ms, itl_batch = min(measured, default=(DEFAULT_ITL_MS, 0))
+    if move_ms_per_byte is None:
+        moves = (other.load.move_ms_per_byte for other in pool)
+        move_ms_per_byte = min((ms for ms in moves if ms is not None), default=None)
+    return WorkerView(
+        worker_id=link.worker_id,
+        ready=_is_ready(link),
+        expected=link.endpoint.is_expected,
+        has_room=load.has_room,
+        num_sequences=num_sequences,
+        num_blocks_free=load.num_blocks_free,
+        num_blocks_total=info.num_blocks_total,
+        next_itl_ms=next_itl_ms(itl_ms, num_measured=itl_batch, num_sequences=num_sequences),
+        move_ms_per_token=(
+            DEFAULT_MOVE_MS_PER_TOKEN if move_ms_per_byte is None else move_ms_per_byte * info.bytes_per_token
+        ),
+    )
+
+
+def _is_ready(link: WorkerLink) -> bool:
+    return link.state is LinkState.READY and link.endpoint.is_expected
