@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pd_engine.cache.layout import DTYPE_BYTES
-from pd_engine.model.config import ModelConfig
+from pd_engine.model.config import ModelConfig, cache_layout
 
 PrefillForm = Literal["absorbed", "expanded"]
 FP32_BYTES = 4
@@ -27,7 +27,7 @@ class Stage:
         part: what it belongs to: "embedding", "layers 0-2", "layers 3-60", "head", "mtp".
         repeats: how many layers have it; the numbers below are of one.
         output: shape and dtype of what it gives, such as "[T, 128, 576] bf16".
-        parameters, weight_bytes: of its weights, in the engine's dtype.
+        parameters, weight_bytes: of its weights, in the engine's dtype or in FP8 without its scales.
         prompt_flops: for a prompt of N tokens.
         token_flops: for one token decoded at a context of N.
     """
@@ -48,6 +48,7 @@ class Explanation:
 
     num_tokens: int
     dtype: str
+    weight_format: str
     prefill_form: PrefillForm
     stages: tuple[Stage, ...]
     parameters: int
@@ -71,14 +72,18 @@ class _Layer:
 
 
 def explain_model(
-    config: ModelConfig, *, num_tokens: int, dtype: str = "bf16", prefill_form: PrefillForm = "absorbed"
+    config: ModelConfig, *, num_tokens: int, dtype: str = "bf16", prefill_form: PrefillForm = "absorbed",
+    latent_dtype: str = "auto",
 ) -> Explanation:
     """The stages of a model.
 
     Args:
         num_tokens: N, the length of the prompt, and the context at which a token is decoded.
         dtype: the engine's, "bf16" or "fp32".
-        prefill_form: as in the settings; decoding is always absorbed.
+        prefill_form, latent_dtype: as in the settings; decoding is always absorbed.
+
+    Raises:
+        InvalidArgument: the checkpoint's latents cannot be kept in that dtype.
     """
     assert num_tokens >= 1, num_tokens
     work = _Work(config, num_tokens, dtype, prefill_form)
@@ -88,14 +93,16 @@ def explain_model(
     return Explanation(
         num_tokens=num_tokens,
         dtype=dtype,
+        weight_format=config.weight_format,
         prefill_form=prefill_form,
         stages=main + mtp,
         parameters=parameters,
         active_parameters=parameters - _idle_parameters(config),
         mtp_parameters=sum(stage.parameters * stage.repeats for stage in mtp),
         weight_bytes=sum(stage.weight_bytes * stage.repeats for stage in main + mtp),
-        cache_bytes_per_token=(config.num_hidden_layers + config.num_nextn_predict_layers)
-        * config.cache_width * DTYPE_BYTES[dtype],
+        cache_bytes_per_token=cache_layout(
+            config, dtype if latent_dtype == "auto" else latent_dtype, 1, config.has_mtp
+        ).bytes_per_token,
         prompt_flops=sum(stage.prompt_flops * stage.repeats for stage in main),
         token_flops=sum(stage.token_flops * stage.repeats for stage in main),
         mtp_prompt_flops=sum(stage.prompt_flops * stage.repeats for stage in mtp),
@@ -167,16 +174,16 @@ class _Work:
         queries = heads * config.qk_head_dim
         if config.q_lora_rank is None:
             columns = queries + width
-            yield self._stage(layer, "q and kv_a, one product", (columns,), matrix=hidden * columns)
+            yield self._stage(layer, "q and kv_a, one product", (columns,), matrix=hidden * columns, quantized=True)
         else:
             rank = config.q_lora_rank
             columns = rank + width
-            yield self._stage(layer, "q_a and kv_a, one product", (columns,), matrix=hidden * columns)
+            yield self._stage(layer, "q_a and kv_a, one product", (columns,), matrix=hidden * columns, quantized=True)
             yield self._stage(layer, "norm of the low rank", (rank,), norm=rank)
-            yield self._stage(layer, "q_b", (queries,), matrix=rank * queries)
+            yield self._stage(layer, "q_b", (queries,), matrix=rank * queries, quantized=True)
         yield self._stage(layer, "norm of the latent, rotated key, cache write", (width,), norm=latent)
         yield from self._attend(layer)
-        yield self._stage(layer, "o", (hidden,), matrix=heads * config.v_head_dim * hidden)
+        yield self._stage(layer, "o", (hidden,), matrix=heads * config.v_head_dim * hidden, quantized=True)
 
     def _attend(self, layer: _Layer) -> Iterator[Stage]:
         """kv_b's halves go into the queries and out of the values (absorbed), or expand every key once."""
@@ -202,7 +209,7 @@ class _Work:
 
     def _mlp(self, layer: _Layer) -> Iterator[Stage]:
         hidden, width = self._config.hidden_size, self._config.intermediate_size
-        yield self._stage(layer, "dense MLP", (hidden,), matrix=3 * hidden * width)
+        yield self._stage(layer, "dense MLP", (hidden,), matrix=3 * hidden * width, quantized=True)
 
     def _experts(self, layer: _Layer) -> Iterator[Stage]:
         config = self._config
@@ -213,10 +220,10 @@ class _Work:
         yield self._stage(layer, "router", (per_token,), matrix=gate, fp32=num_experts, output_dtype="fp32")
         yield self._stage(
             layer, f"routed experts, {per_token} of {num_experts}", (hidden,), matrix=num_experts * one,
-            flops=2 * per_token * one,
+            flops=2 * per_token * one, quantized=True,
         )
         if config.n_shared_experts:
-            yield self._stage(layer, "shared expert", (hidden,), matrix=config.n_shared_experts * one)
+            yield self._stage(layer, "shared expert", (hidden,), matrix=config.n_shared_experts * one, quantized=True)
 
     def _head(self, part: str, norm: str, *, with_head: bool) -> Iterator[Stage]:
         """Logits are made of a prompt's last row only."""
@@ -232,10 +239,11 @@ class _Work:
     def _stage(
         self, layer: _Layer, name: str, dims: tuple[int, ...], *, matrix: int = 0, norm: int = 0, fp32: int = 0,
         flops: int | None = None, prompt_flops: int | None = None, token_flops: int | None = None,
-        output_dtype: str | None = None,
+        output_dtype: str | None = None, quantized: bool = False,
     ) -> Stage:
-        """A stage with `matrix` weights in the engine's dtype and `norm` + `fp32` ones in fp32. Unless given, FLOPs
-        are two a weight of the matrix and token."""
+        """A stage with `matrix` weights in the engine's dtype (FP8 ones if `quantized`, in such checkpoints) and `norm`
+        + `fp32` ones in fp32. Unless given, FLOPs are two a weight of the matrix and token."""
+        matrix_dtype = "fp8" if quantized and self._config.weight_format == "fp8" else self._dtype
         of_token = 2 * matrix if flops is None else flops
         return Stage(
             part=layer.part,
@@ -243,7 +251,7 @@ class _Work:
             repeats=layer.repeats,
             output=f"[{', '.join(['T', *map(str, dims)])}] {output_dtype or self._dtype}",
             parameters=matrix + norm + fp32,
-            weight_bytes=matrix * DTYPE_BYTES[self._dtype] + (norm + fp32) * FP32_BYTES,
+            weight_bytes=matrix * DTYPE_BYTES[matrix_dtype] + (norm + fp32) * FP32_BYTES,
             prompt_flops=self._num_tokens * of_token if prompt_flops is None else prompt_flops,
             token_flops=of_token if token_flops is None else token_flops,
         )

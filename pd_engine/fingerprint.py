@@ -4,6 +4,7 @@ It stands at the head of every block hash, and a handoff between unequal ones is
 
 - the weights (below) and the fields of config.json that change the arithmetic;
 - the storage dtype, and the form in which prompt positions attend (`prefill_form`);
+- how FP8 weights take part in products, for checkpoints that have them;
 - the latent format: the components of a block with their widths, and the layout's version;
 - the numerics of the ops: their build and the instruction set, as `Ops.numerics` names them.
 
@@ -36,6 +37,7 @@ SAMPLE_STRIDE_BYTES = 64 * 1024 * 1024
 SAMPLE_BYTES = 64 * 1024
 LATENT_FORMAT = "mla-1: normed latent, then rope key in interleaved pairs"
 FP8_LATENT_FORMAT = "mla-fp8-1: e4m3 in groups of 128, float32 scales that are powers of two, rope key in bf16"
+FP8_WEIGHTS = "w8a16-1: e4m3 · scale rounded to float32, kv_b_proj to the storage dtype; activations as they are"
 _READ_BYTES = 1024 * 1024
 
 
@@ -53,6 +55,7 @@ def engine_fingerprint(
         "weights": weights_digest(path),
         "config": config.model_dump(mode="json", exclude={"max_position_embeddings", "dtype"}),
         "dtype": dtype,
+        "fp8_weights": FP8_WEIGHTS if config.weight_format == "fp8" else None,
         "prefill_form": prefill_form,
         "latent_format": FP8_LATENT_FORMAT if layout.has_fp8 else LATENT_FORMAT,
         "layout_version": layout.version,

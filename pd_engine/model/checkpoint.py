@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from pd_engine.bounded_file import read_bounded
 from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound
 from pd_engine.model.config import CONFIG_FILE, ModelConfig
-from pd_engine.model.tensors import EMBEDDING, TensorKind, TensorSpec, checkpoint_tensors
+from pd_engine.model.tensors import EMBEDDING, QUANTIZED_KINDS, TensorKind, TensorSpec, checkpoint_tensors
 
 DEMO_NAME = "demo"
 DEMO_PATH = Path(__file__).parent / "demo"
@@ -21,6 +21,7 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 MAX_LISTED = 10  # names of each kind in one error
 PLAIN_DTYPES = ("BF16", "F32")
+FP8_DTYPE, SCALE_DTYPE = "F8_E4M3", "F32"
 
 
 def resolve_model(name: str) -> Path:
@@ -97,18 +98,15 @@ def check_tensors(
         with_mtp: whether the MTP layer is needed; if not, it may be absent, but only as a whole.
 
     Raises:
-        FailedPrecondition: the weights are in FP8, which is not supported yet; or names are missing, unexpected or
-            misshaped, or have a dtype that is not supported: all in the one message, at most `MAX_LISTED` of each kind
-            by name.
+        FailedPrecondition: names are missing, unexpected or misshaped, or have a dtype that is not supported: all in
+            the one message, at most `MAX_LISTED` of each kind by name.
     """
-    if config.weight_format == "fp8":
-        raise FailedPrecondition("quantization_config: FP8 weights are not supported yet; a BF16 checkpoint is needed")
     expected = checkpoint_tensors(config)
     mtp_names = {name for name, spec in expected.items() if spec.layer == config.num_hidden_layers}
     has_mtp = bool(mtp_names & stored.keys())
     if not has_mtp and not with_mtp:
         expected = {name: spec for name, spec in expected.items() if name not in mtp_names}
-    problems = _problems(expected, stored)
+    problems = _problems(config, expected, stored)
     if problems:
         hint = "" if has_mtp or not mtp_names else "; without speculation the MTP layer is not needed"
         raise FailedPrecondition(f"the weights do not fit {CONFIG_FILE}; {'; '.join(problems)}{hint}")
@@ -116,7 +114,7 @@ def check_tensors(
     return {name: spec for name, spec in expected.items() if name in stored}
 
 
-def _problems(expected: dict[str, TensorSpec], stored: dict[str, StoredTensor]) -> list[str]:
+def _problems(config: ModelConfig, expected: dict[str, TensorSpec], stored: dict[str, StoredTensor]) -> list[str]:
     """What does not fit, a kind a string, with names."""
     present = [spec for name, spec in expected.items() if name in stored]
     kinds = {
@@ -126,11 +124,19 @@ def _problems(expected: dict[str, TensorSpec], stored: dict[str, StoredTensor]) 
             f"{spec.name} {list(stored[spec.name].shape)} instead of {list(spec.shape)}"
             for spec in present if stored[spec.name].shape != spec.shape
         ],
-        f"not {' or '.join(PLAIN_DTYPES)}": [
-            f"{spec.name} {stored[spec.name].dtype}" for spec in present if stored[spec.name].dtype not in PLAIN_DTYPES
-        ],
     }
+    is_fp8 = config.weight_format == "fp8"
+    for spec in present:
+        allowed = _allowed_dtypes(spec.kind, is_fp8)
+        if stored[spec.name].dtype not in allowed:
+            kinds.setdefault(f"not {' or '.join(allowed)}", []).append(f"{spec.name} {stored[spec.name].dtype}")
     return [f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+
+
+def _allowed_dtypes(kind: TensorKind, is_fp8: bool) -> tuple[str, ...]:
+    if kind is TensorKind.SCALE:
+        return (SCALE_DTYPE,)
+    return (FP8_DTYPE,) if is_fp8 and kind in QUANTIZED_KINDS else PLAIN_DTYPES
 
 
 def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> str:

@@ -276,12 +276,23 @@ def _check_architectures(names: Any) -> None:
         )
 
 
+# Fields of quantization_config and what they may be. Others change nothing here: `scale_fmt` is about activations, and
+# whether the FP8 matrices are those that DeepSeek-V3 has is seen in the files.
+_QUANTIZATION: dict[str, tuple[Any, ...]] = {
+    "quant_method": ("fp8",), "fmt": ("e4m3", None), "weight_block_size": ([128, 128],),
+    "activation_scheme": ("dynamic", None),
+}
+
+
 def _weight_format(quantization: Any) -> str:
     if quantization is None:
         return "plain"
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method != "fp8":
-        raise InvalidArgument(f"{CONFIG_FILE}: quantization_config.quant_method must be fp8, got {_short(method)}")
+    if not isinstance(quantization, dict):
+        raise InvalidArgument(f"{CONFIG_FILE}: quantization_config must be an object, got {_short(quantization)}")
+    for name, (required, *others) in _QUANTIZATION.items():
+        value = quantization.get(name)
+        if value != required and value not in others:
+            raise InvalidArgument(f"{CONFIG_FILE}: quantization_config.{name} must be {required}, got {_short(value)}")
     return "fp8"
 
 

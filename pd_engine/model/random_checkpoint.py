@@ -21,7 +21,15 @@ from torch import Tensor
 from pd_engine.errors import AlreadyExists, InvalidArgument
 from pd_engine.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
 from pd_engine.model.config import ARCHITECTURE, CONFIG_FILE, ModelConfig
-from pd_engine.model.tensors import EMBEDDING, TensorKind, TensorSpec, checkpoint_tensors
+from pd_engine.model.tensors import (
+    EMBEDDING,
+    QUANTIZED_KINDS,
+    SCALE_SUFFIX,
+    TensorKind,
+    TensorSpec,
+    checkpoint_tensors,
+)
+from pd_kernels.fp8_quant.reference import quantize_weight
 
 SPECIAL_TOKENS = (
     "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜User｜>", "<｜Assistant｜>",
@@ -75,6 +83,9 @@ TINY_CONFIG: dict[str, Any] = {
     "pad_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+FP8_QUANTIZATION: dict[str, Any] = {
+    "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +96,7 @@ class _Recipe:
 
 def write_random_checkpoint(
     path: Path, overrides: dict[str, Any] | None = None, *, seed: int = 0, max_shard_bytes: int | None = None,
-    layer_scale: float = 1.0, with_router_biases: bool = True, with_mtp_copies: bool = True,
+    layer_scale: float = 1.0, with_router_biases: bool = True, with_mtp_copies: bool = True, fp8: bool = False,
 ) -> ModelConfig:
     """Writes config, weights and tokenizer to folder `path`, which must be new or empty.
 
@@ -96,6 +107,7 @@ def write_random_checkpoint(
         layer_scale: scales what layers add to the residual stream. With a small one the next token depends mostly on
             the last, for the main model and MTP alike, so that most drafts are accepted (about 8 of 10 at 0.1).
         with_router_biases, with_mtp_copies: leave out what some checkpoints do not have.
+        fp8: projections and experts in FP8, as DeepSeek-V3 is published.
 
     Raises:
         AlreadyExists: there is something in the folder.
@@ -103,6 +115,8 @@ def write_random_checkpoint(
     """
     data = TINY_CONFIG | {"num_key_value_heads": None} | (overrides or {})
     data["num_key_value_heads"] = data["num_key_value_heads"] or data["num_attention_heads"]
+    if fp8:
+        data["quantization_config"] = FP8_QUANTIZATION
     config = ModelConfig.parse(data)
     if config.vocab_size < MIN_VOCAB_SIZE:
         raise InvalidArgument(
@@ -153,6 +167,17 @@ def _shards(specs: list[TensorSpec], config: ModelConfig, max_bytes: int | None)
 
 
 def _tensor(spec: TensorSpec, config: ModelConfig, recipe: _Recipe) -> Tensor:
+    """A tensor as it is stored."""
+    if spec.kind is TensorKind.SCALE:
+        weight = checkpoint_tensors(config)[spec.name.removesuffix(SCALE_SUFFIX)]
+        return quantize_weight(_values(weight, recipe))[1]
+    values = _values(spec, recipe)
+    if config.weight_format == "fp8" and spec.kind in QUANTIZED_KINDS:
+        return quantize_weight(values)[0]
+    return values.to(_dtype(spec, config))
+
+
+def _values(spec: TensorSpec, recipe: _Recipe) -> Tensor:
     """Random, from the seed and the tensor's name alone (a copy's: that of its original)."""
     name = spec.copy_of or spec.name
     digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
@@ -169,7 +194,7 @@ def _tensor(spec: TensorSpec, config: ModelConfig, recipe: _Recipe) -> Tensor:
     if name.endswith("eh_proj.weight"):
         values = values * recipe.layer_scale
         values[:, : spec.shape[0]] += torch.eye(spec.shape[0])
-    return values.to(_dtype(spec, config))
+    return values
 
 
 def _dtype(spec: TensorSpec, config: ModelConfig) -> torch.dtype:

@@ -14,9 +14,16 @@ class TensorKind(Enum):
     HEAD = "head"
     NORM = "norm"
     LINEAR = "linear"            # FP8 in quantised checkpoints
+    ABSORBED = "absorbed"        # kv_b_proj, likewise; decoded at load, since its halves are split a head
+    SCALE = "scale"              # of an FP8 matrix, one a block of 128 × 128
     PLAIN_LINEAR = "plain"       # never quantised: router, eh_proj
     ROUTER_BIAS = "router_bias"  # always fp32
     COPY = "copy"                # the MTP layer's copy of embedding or head
+
+
+QUANTIZED_KINDS = frozenset({TensorKind.LINEAR, TensorKind.ABSORBED})
+SCALE_BLOCK = 128
+SCALE_SUFFIX = "_scale_inv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +54,29 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
+def scale_name(weight: str) -> str:
+    """The tensor with the scales of an FP8 matrix; the matrix is multiplied by them, notwithstanding the name."""
+    return weight + SCALE_SUFFIX
+
+
 def checkpoint_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
-    """All tensors by name, the MTP layer's included if there is one.
+    """All tensors by name, the MTP layer's included if there is one, and the scales of FP8 matrices.
 
     Optional are the correction biases (a router without them selects by the bare scores) and MTP's copies.
     """
-    return {spec.name: spec for spec in _all(config)}
+    specs = {}
+    for spec in _all(config):
+        specs[spec.name] = spec
+        if config.weight_format == "fp8" and spec.kind in QUANTIZED_KINDS:
+            specs[scale_name(spec.name)] = _scale(spec)
+    return specs
+
+
+def _scale(spec: TensorSpec) -> TensorSpec:
+    rows, columns = (-(-size // SCALE_BLOCK) for size in spec.shape)
+    return TensorSpec(
+        name=scale_name(spec.name), shape=(rows, columns), kind=TensorKind.SCALE, layer=spec.layer
+    )
 
 
 def _all(config: ModelConfig) -> Iterator[TensorSpec]:
@@ -96,6 +120,7 @@ def _attention(config: ModelConfig, layer: int, prefix: str) -> Iterator[TensorS
         shapes["q_b_proj"] = (heads * config.qk_head_dim, config.q_lora_rank)
     for name, shape in shapes.items():
         kind = TensorKind.NORM if "norm" in name else TensorKind.LINEAR
+        kind = TensorKind.ABSORBED if name == "kv_b_proj" else kind
         yield TensorSpec(name=f"{prefix}{name}.weight", shape=shape, kind=kind, layer=layer)
 
 

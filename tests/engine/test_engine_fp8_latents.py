@@ -70,7 +70,7 @@ def test_workers_of_both_kinds_do_not_hand_over(checkpoint: Path) -> None:
             destination_checksums=True)
 
     check(fp8.layout)
-    with pytest.raises(FailedPrecondition, match="layout version is 2 at p .* and 1 at d"):
+    with pytest.raises(FailedPrecondition, match=r"layout version is 2 at p .* and 1 at d"):
         check(bf16.layout)
 
 

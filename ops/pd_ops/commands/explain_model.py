@@ -35,7 +35,8 @@ def command(
     used_dtype = settings.engine.dtype
     dtype_name = checkpoint_dtype(architecture, stored) if used_dtype == "auto" else used_dtype
     explanation = explain_model(
-        architecture, num_tokens=tokens, dtype=dtype_name, prefill_form=settings.engine.prefill_form
+        architecture, num_tokens=tokens, dtype=dtype_name, prefill_form=settings.engine.prefill_form,
+        latent_dtype=settings.engine.latent_dtype,
     )
     output.document({"model": str(path), **asdict(explanation)})
     output.text(f"{path}\n{_text(explanation)}")
@@ -48,6 +49,7 @@ def _text(explanation: Explanation) -> str:
          si(stage.prompt_flops), si(stage.token_flops))
         for stage in explanation.stages
     ]
+    formats = explanation.dtype if explanation.weight_format == "plain" else f"{explanation.dtype} and FP8"
     lines = [
         table(columns, rows),
         "weights, bytes and FLOPs are of one layer of each row",
@@ -56,7 +58,7 @@ def _text(explanation: Explanation) -> str:
         f"{si(explanation.token_flops)}",
         f"MTP layer: {si(explanation.mtp_parameters)} weights; prompt {si(explanation.mtp_prompt_flops)} FLOPs, one "
         f"token {si(explanation.mtp_token_flops)}",
-        f"all weights in {explanation.dtype}: {mib(explanation.weight_bytes)}; cache: "
+        f"all weights in {formats}: {mib(explanation.weight_bytes)}; cache: "
         f"{explanation.cache_bytes_per_token} bytes a token",
     ]
     return "\n".join(lines)

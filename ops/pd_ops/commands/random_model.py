@@ -21,6 +21,7 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Field of config.json, as JSON: hidden_size=256. Repeatable."),
     ] = None,
+    fp8: Annotated[bool, typer.Option("--fp8", help="Projections and experts in FP8, as DeepSeek-V3's are.")] = False,
     max_shard_bytes: Annotated[int | None, typer.Option(min=1, help="Cut the weights into shards.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -29,7 +30,10 @@ def command(
     overrides = {"torch_dtype": _torch_dtype(dtype), **dict(map(_parse_field, fields or []))}
     from pd_engine.model.random_checkpoint import write_random_checkpoint
 
-    config = write_random_checkpoint(path, overrides, seed=seed, max_shard_bytes=max_shard_bytes)
+    try:
+        config = write_random_checkpoint(path, overrides, seed=seed, max_shard_bytes=max_shard_bytes, fp8=fp8)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write a checkpoint to {path}: {error.strerror}") from None
     num_bytes = sum(file.stat().st_size for file in path.iterdir())
     output.document({"path": str(path), "seed": seed, "num_bytes": num_bytes, "config": config.model_dump(mode="json")})
     output.text(f"wrote {path} ({num_bytes / 2**20:.1f} MiB): {config.num_hidden_layers} layers, "
@@ -49,5 +53,5 @@ def _parse_field(text: str) -> tuple[str, Any]:
         raise InvalidArgument(f"--set takes NAME=VALUE, got {text!r}")
     try:
         return name, json.loads(value)
-    except ValueError:
-        raise InvalidArgument(f"--set {name}: {value!r} is not JSON") from None
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"--set {name}: {value[:80]!r} is not JSON") from None
