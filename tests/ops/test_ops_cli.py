@@ -163,6 +163,13 @@ def test_random_model(model: Path, tmp_path: Path) -> None:
     assert_refused(run_command("random-model", tmp_path / "new", "--dtype", "int3", "--json"), "--dtype must be")
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_place_where_no_checkpoint_can_be_written(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / place
+    assert_refused(run_command("random-model", path, "--json"), f"cannot write a checkpoint to {path}: Not a directory")
+
+
 def test_help_goes_to_standard_output() -> None:
     finished = run_command("--help")
     assert finished.code == 0
