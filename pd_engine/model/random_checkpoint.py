@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pd_engine.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
 from pd_engine.model.config import ARCHITECTURE, CONFIG_FILE, ModelConfig
 from pd_engine.model.tensors import (
     EMBEDDING,
+    FINAL_NORM,
     QUANTIZED_KINDS,
     SCALE_SUFFIX,
     TensorKind,
@@ -180,11 +181,9 @@ def _tensor(spec: TensorSpec, config: ModelConfig, recipe: _Recipe) -> Tensor:
 def _values(spec: TensorSpec, recipe: _Recipe) -> Tensor:
     """Random, from the seed and the tensor's name alone (a copy's: that of its original)."""
     name = spec.copy_of or spec.name
-    digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-    generator = torch.Generator().manual_seed(recipe.seed + int.from_bytes(digest, "little"))
-    values = torch.randn(spec.shape, generator=generator)
+    values = _noise(name, spec.shape, recipe.seed)
     if spec.kind is TensorKind.NORM:
-        values = 1 + 0.1 * values
+        values = 1 + 0.1 * _norm_noise(name, values, recipe)
     elif spec.kind is TensorKind.ROUTER_BIAS:
         values = 0.05 * values
     elif name != EMBEDDING:
@@ -195,6 +194,23 @@ def _values(spec: TensorSpec, recipe: _Recipe) -> Tensor:
         values = values * recipe.layer_scale
         values[:, : spec.shape[0]] += torch.eye(spec.shape[0])
     return values
+
+
+def _norm_noise(name: str, noise: Tensor, recipe: _Recipe) -> Tensor:
+    """Where layers add little, the two norms between an embedding and MTP's logits come near to the one that is between
+    an embedding and the main model's, so that both like the same tokens."""
+    own = min(1.0, recipe.layer_scale)
+    if name.endswith("enorm.weight"):
+        return own * noise
+    if name.endswith("shared_head.norm.weight"):
+        return own * noise + (1 - own) * _noise(FINAL_NORM, list(noise.shape), recipe.seed)
+    return noise
+
+
+def _noise(name: str, shape: Sequence[int], seed: int) -> Tensor:
+    digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(seed + int.from_bytes(digest, "little"))
+    return torch.randn(list(shape), generator=generator)
 
 
 def _dtype(spec: TensorSpec, config: ModelConfig) -> torch.dtype:

@@ -95,7 +95,7 @@ def test_the_table_has_a_rate_and_a_ratio_for_each_peer() -> None:
 def test_steps_of_a_run_fit_the_batch() -> None:
     assert [steps_of_a_run(batch) for batch in (1, 3, 4, 16, 63, 64, 500)] == [64, 64, 32, 24, 24, 12, 12]
     decode, prefill = comparisons([2], [128], 5)
-    assert (decode.num_steps, decode.max_length, prefill.kind) == (5, 16 + 2 * 5 + 2, Kind.PREFILL)
+    assert (decode.num_steps, decode.max_length(1), prefill.kind) == (5, 16 + 2 * 6, Kind.PREFILL)
 
 
 def test_prompts_are_the_same_for_all_and_new_in_every_round() -> None:

@@ -37,7 +37,7 @@ class BenchPlan:
     Attributes:
         rounds: turns of every implementation in every case.
         min_s: CPU seconds of one turn at least.
-        speculate: settings of speculation to measure, 0 first; drafts need an MTP layer.
+        speculate: drafts a step to measure, the least first; those need an MTP layer.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -47,7 +47,7 @@ class BenchPlan:
     ops: str
     temperature: float
     clock: Clock
-    speculate: tuple[int, ...] = (0, 1)
+    speculate: tuple[int, ...]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -102,7 +102,7 @@ class EngineBench:
             self._result.engines.append(engine)
             peers = self._load_peers(subject, stack, ours, engine)
             for comparison in self._plan.comparisons:
-                if (reason := _too_large(comparison, about)) is not None:
+                if (reason := _too_large(comparison, max(self._plan.speculate), about)) is not None:
                     self._note(f"{subject.name} {subject.dtype}: {comparison.text} left out: {reason}")
                     continue
                 self._measure(subject, comparison, ours, peers, about)
@@ -182,7 +182,7 @@ class EngineBench:
 
 def script_options(subject: Subject, plan: BenchPlan) -> Document:
     """What a measured process is told, ours and peers' alike."""
-    longest = max(comparison.max_length for comparison in plan.comparisons)
+    longest = max(comparison.max_length(max(plan.speculate)) for comparison in plan.comparisons)
     return {
         "model": str(subject.path), "dtype": subject.dtype, "threads": plan.threads, "ops": plan.ops,
         "cache_mib": CACHE_MIB, "temperature": plan.temperature, "work_directory": str(subject.work_directory),
@@ -201,10 +201,11 @@ def num_equal(expected: Sequence[int], got: Sequence[int]) -> int:
     return count
 
 
-def _too_large(comparison: Comparison, about: Document) -> str | None:
-    if comparison.max_length > about["max_context_length"]:
+def _too_large(comparison: Comparison, max_drafts: int, about: Document) -> str | None:
+    length = comparison.max_length(max_drafts)
+    if length > about["max_context_length"]:
         return f"the model's context is {about['max_context_length']} tokens"
-    if comparison.batch * comparison.max_length > about["num_slots"]:
+    if comparison.batch * length > about["num_slots"]:
         return f"the cache holds {about['num_slots']} tokens"
     return None
 

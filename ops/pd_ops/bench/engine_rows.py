@@ -48,12 +48,11 @@ class Comparison:
             return f"prefill {self.prompt_tokens}"
         return f"decode, batch {self.batch}"
 
-    @property
-    def max_length(self) -> int:
-        """Tokens of one sequence that are computed at the most: with one draft accepted at every step."""
+    def max_length(self, max_drafts: int) -> int:
+        """Tokens of one sequence that are computed at the most: with all drafts accepted at every step."""
         if self.kind is Kind.PREFILL:
             return self.prompt_tokens
-        return self.prompt_tokens + 2 * self.num_steps + 2
+        return self.prompt_tokens + (1 + max_drafts) * (self.num_steps + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 TINY_NAME = "tiny"
+DEEP_NAME = "deep"
 
 # 18 million random weights over the true cache width: small enough that overhead shows, not so small that it is all.
 TINY_V3: dict[str, Any] = {
@@ -16,11 +17,21 @@ TINY_V3: dict[str, Any] = {
     "num_nextn_predict_layers": 1, "max_position_embeddings": 8192,
 }
 
+# What speculation is for: many layers between two tokens, and drafts that are nearly always right, as layers add little
+# to the residual stream. Its layers are dense: two rows of a step go to different experts, and cost more by that.
+DEEP_V3: dict[str, Any] = TINY_V3 | {"num_hidden_layers": 24, "first_k_dense_replace": 24}
+DEEP_LAYER_SCALE = 0.006
 
-def write_tiny(path: Path) -> Path:
-    """The tiny random DeepSeek-V3 in folder `path`, in bf16, unless it is there already."""
+MADE_NAMES = (TINY_NAME, DEEP_NAME)
+_RECIPES: dict[str, dict[str, Any]] = {
+    TINY_NAME: {"overrides": TINY_V3}, DEEP_NAME: {"overrides": DEEP_V3, "layer_scale": DEEP_LAYER_SCALE},
+}
+
+
+def write_model(name: str, path: Path) -> Path:
+    """One of `MADE_NAMES` in folder `path`, in bf16, unless it is there already."""
     if not path.exists():
         from pd_engine.model.random_checkpoint import write_random_checkpoint
 
-        write_random_checkpoint(path, TINY_V3, seed=0)
+        write_random_checkpoint(path, seed=0, **_RECIPES[name])
     return path

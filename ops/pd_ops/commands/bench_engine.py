@@ -11,23 +11,25 @@ import typer
 
 from pd_engine.errors import InvalidArgument
 from pd_engine.model.checkpoint import DEMO_NAME, resolve_model
+from pd_engine.sampling.params import MAX_SPECULATE
 from pd_ops.bench.engine_bench import BenchPlan, BenchResult, EngineBench, Subject
 from pd_ops.bench.engine_rows import BATCHES, PREFILL_TOKENS, Clock, comparisons, rows_text, steps_text
 from pd_ops.bench.identity import identity, identity_text
 from pd_ops.bench.measured_process import Document
-from pd_ops.bench.models import TINY_NAME, write_tiny
+from pd_ops.bench.models import MADE_NAMES, TINY_NAME, write_model
 from pd_ops.bench.peers import Missing, Peer, find_peers, parse_names
 from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
-from pd_ops.output import Output
+from pd_ops.output import Interrupted, Output
 
 DTYPES = ("bf16", "fp32")
+SPECULATE = (0, 1)
 
 
 def command(
     context: typer.Context,
     model: Annotated[
-        list[str] | None, typer.Option(help="tiny, demo or a path; may be given several times. Default: both names.")
+        list[str] | None, typer.Option(help="tiny, deep, demo or a path; repeatable. Default: tiny and demo.")
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="bf16 or fp32; may be given several times. Default: both.")
@@ -46,6 +48,9 @@ def command(
     prompt_tokens: Annotated[
         list[int] | None, typer.Option(min=1, help="Prompt to read; repeatable. Default: 128, 1024, 4096.")
     ] = None,
+    speculate: Annotated[
+        list[int] | None, typer.Option(min=0, max=MAX_SPECULATE, help="Drafts a step; repeatable. Default: 0, 1.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Decode steps of a run; default: by the batch.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each implementation in each case.")] = 5,
     min_seconds: Annotated[float, typer.Option(min=0.0, help="CPU seconds of one turn at least.")] = 0.3,
@@ -60,6 +65,7 @@ def command(
     plan = BenchPlan(
         comparisons=tuple(comparisons(batch or BATCHES, prompt_tokens or PREFILL_TOKENS, steps)), rounds=rounds,
         min_s=min_seconds, threads=threads, ops=ops or "auto", temperature=temperature,
+        speculate=tuple(sorted(set(speculate))) if speculate else SPECULATE,
         clock=clock or (Clock.CPU if threads == 1 else Clock.WALL),
     )
     found, missing = find_peers(parse_names(peers), peers_dir)
@@ -77,7 +83,7 @@ def command(
     output.document(document)
     output.text(_engine_text(document, result))
     if interrupted:
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 def _run(
@@ -87,7 +93,7 @@ def _run(
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pd-relay-bench-")))
         bench = EngineBench(plan, peers, result, output.note)
         for name in names:
-            path = write_tiny(directory / TINY_NAME) if name == TINY_NAME else resolve_model(name)
+            path = write_model(name, directory / name) if name in MADE_NAMES else resolve_model(name)
             for dtype in dtypes:
                 bench.run(Subject(name=name, path=path, dtype=dtype, work_directory=directory))
 

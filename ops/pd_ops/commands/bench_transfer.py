@@ -14,11 +14,11 @@ from pd_engine.model.checkpoint import resolve_model
 from pd_engine.settings import TransferSettings
 from pd_ops.bench.handoffs import HandoffRow, measure_handoffs
 from pd_ops.bench.identity import identity, identity_text
-from pd_ops.bench.models import TINY_NAME, write_tiny
+from pd_ops.bench.models import TINY_NAME, write_model
 from pd_ops.bench.moving_sizes import NUM_PIECES, REGION_BYTES
 from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
-from pd_ops.output import Document, Output
+from pd_ops.output import Document, Interrupted, Output
 from pd_ops.tables import milliseconds, table
 
 if TYPE_CHECKING:
@@ -28,13 +28,15 @@ MIB = 2**20
 TRANSPORTS = tuple(
     name for name in get_args(TransferSettings.model_fields["transport"].annotation) if name != "auto"
 )
+NO_EXTRA = ("shared_memory", "tcp")
 PROMPT_TOKENS = (256, 2048)
 
 
 def command(
     context: typer.Context,
     transport: Annotated[
-        list[str] | None, typer.Option(help=f"{' or '.join(TRANSPORTS)}; may be given several times. Default: all.")
+        list[str] | None,
+        typer.Option(help=f"{' or '.join(TRANSPORTS)}; repeatable. Default: {' and '.join(NO_EXTRA)}."),
     ] = None,
     model: Annotated[str, typer.Option(help="Of the handoffs: tiny, demo or a path.")] = TINY_NAME,
     dtype: Annotated[str, typer.Option(help="Of the handoffs: auto, bf16 or fp32.")] = "auto",
@@ -50,7 +52,7 @@ def command(
     """Measure the transports beside a memcpy and bare sockets, and handoffs between real workers. Ctrl-C keeps what
     it has."""
     output = options.start(context, as_json)
-    transports = list(dict.fromkeys(transport or TRANSPORTS))
+    transports = list(dict.fromkeys(transport or NO_EXTRA))
     if unknown := [name for name in transports if name not in TRANSPORTS]:
         raise InvalidArgument(f"--transport must be {' or '.join(TRANSPORTS)}, got {unknown[0]!r}")
     about = identity()
@@ -79,7 +81,7 @@ def command(
     })
     output.text(_text(about, rows, handoffs))
     if interrupted:
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 _STATISTIC = (
@@ -94,7 +96,7 @@ def _measure_handoffs(
 ) -> None:
     """Adds rows as they are known."""
     with tempfile.TemporaryDirectory(prefix="pd-relay-bench-") as directory:
-        path = write_tiny(Path(directory) / TINY_NAME) if model == TINY_NAME else resolve_model(model)
+        path = write_model(TINY_NAME, Path(directory) / TINY_NAME) if model == TINY_NAME else resolve_model(model)
         for name in transports:
             asyncio.run(measure_handoffs(
                 path, name, prompt_tokens, requests=requests, dtype=dtype, note=output.note, add=handoffs.append
