@@ -22,6 +22,10 @@ Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
+Copy = Callable[[Bytes, Bytes, Int64s, Int64s, Int64s], UInt64s | None]
+"""(source, destination, source offsets, destination offsets, lengths) -> checksums of the ranges, unless they are off:
+see `pd_kernels.block_copy`."""
+
 Checksums = Callable[[Bytes, Int64s, Int64s], UInt64s]
 """One checksum a range of a buffer: (buffer, offsets, lengths); `pd_kernels.block_checksum.ranges`."""
 

@@ -88,8 +88,8 @@ class RouterSettings(Section):
 class TransferSettings(Section):
     """How latents get from one pool to the other."""
 
-    transport: Literal["auto", "shared_memory", "tcp"] = Field(
-        "auto", description="auto: shared memory on one host, tcp across hosts; the choice is logged"
+    transport: Literal["auto", "shared_memory", "tcp", "nixl"] = Field(
+        "auto", description="auto: what the host can do, best first, logged; nixl needs the extra of that name"
     )
     lease_ms: int = Field(10_000, ge=100, description="how long a right to blocks lives without renewal")
     fetch_timeout_ms: int = Field(5_000, ge=1, description="one fetch at most, before the peer counts as stalled")

@@ -1,14 +1,15 @@
-"""The transports, and the choice between them.
-
-By setting: `shared_memory` or `tcp` alone, or `auto`: both are offered, and each pull takes the first of the puller's
-list that the source offers too and that reaches its host (`peers.Peers`), which says so in the log.
-"""
+"""The transports, and the choice between them: `choice` says what a worker offers, and each pull takes the first of the
+puller's list that the source offers too and that reaches its host (`peers.Peers`). Both are logged."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from kv_transfer.transport import PullTransport, SourceTransport
+from kv_transfer.transports.choice import TRANSPORT_NAMES, host_facts, transport_names, why
+from kv_transfer.transports.nixl import NixlPull
+from kv_transfer.transports.nixl_source import NixlSource
 from kv_transfer.transports.shared_memory import SharedMemoryPull, SharedMemorySource
 from kv_transfer.transports.tcp import TcpPull
 from kv_transfer.transports.tcp_source import TcpSource
@@ -17,12 +18,11 @@ from pd_engine.settings import TransferSettings
 from pd_kernels.block_checksum.ranges import range_checksums
 from pd_kernels.block_copy import copy_and_checksum_pieces, copy_pieces
 
-BEST_FIRST = ("shared_memory", "tcp")
+__all__ = ["BEST_FIRST", "TRANSPORT_NAMES", "pull_transports", "source_transports"]
 
+log = logging.getLogger(__name__)
 
-def transport_names(settings: TransferSettings) -> tuple[str, ...]:
-    """What the setting allows, best first."""
-    return BEST_FIRST if settings.transport == "auto" else (settings.transport,)
+BEST_FIRST = ("shared_memory", "tcp")  # what needs no extra
 
 
 def source_transports(settings: TransferSettings, *, secret: str, host: str) -> Sequence[SourceTransport]:
@@ -34,9 +34,10 @@ def source_transports(settings: TransferSettings, *, secret: str, host: str) -> 
     """
     made: dict[str, Callable[[], SourceTransport]] = {
         "shared_memory": lambda: SharedMemorySource(secret=secret),
+        "nixl": lambda: NixlSource(secret=secret, host=host),
         "tcp": lambda: TcpSource(secret=secret, host=host),
     }
-    return [made[name]() for name in transport_names(settings)]
+    return [made[name]() for name in _names(settings)]
 
 
 def pull_transports(settings: TransferSettings, arena: Arena, *, secret: str) -> Sequence[PullTransport]:
@@ -45,6 +46,13 @@ def pull_transports(settings: TransferSettings, arena: Arena, *, secret: str) ->
     checksums = range_checksums if settings.checksums else None
     made: dict[str, Callable[[], PullTransport]] = {
         "shared_memory": lambda: SharedMemoryPull(arena, secret=secret, copy=copy),
+        "nixl": lambda: NixlPull(arena, secret=secret, copy=copy),
         "tcp": lambda: TcpPull(arena, secret=secret, checksums=checksums),
     }
-    return [made[name]() for name in transport_names(settings)]
+    return [made[name]() for name in _names(settings)]
+
+
+def _names(settings: TransferSettings) -> tuple[str, ...]:
+    facts = host_facts()
+    log.info("%s", why(settings.transport, facts))
+    return transport_names(settings.transport, facts)

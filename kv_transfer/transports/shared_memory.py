@@ -17,20 +17,18 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from kv_transfer.transport import (
     Authorize,
-    Bytes,
     Capabilities,
     ChecksumAt,
     Connection,
+    Copy,
     Ending,
     Fetched,
-    Int64s,
     Metadata,
     Spans,
     UInt64s,
@@ -38,6 +36,7 @@ from kv_transfer.transport import (
 )
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.listener import Listener
+from kv_transfer.transports.watch import until_hung_up
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena, component_offsets
 from pd_engine.errors import DeadlineExceeded, InvalidArgument, Unavailable
@@ -46,10 +45,6 @@ NAME = "shared_memory"
 MAX_NAME_CHARS = 64
 LENGTH = struct.Struct("<Q")
 SLICE_BYTES = 16 * 1024 * 1024  # copied between two looks at whether anybody still wants it
-
-Copy = Callable[[Bytes, Bytes, Int64s, Int64s, Int64s], UInt64s | None]
-"""(source, destination, source offsets, destination offsets, lengths) -> checksums of the ranges, unless they are off:
-see `pd_kernels.block_copy`."""
 
 
 class SharedMemorySource:
@@ -144,7 +139,7 @@ class SharedMemoryConnection:
         self._copy = copy
         self._executor = executor
         self._unfinished: dict[asyncio.Future[Fetched], threading.Event] = {}
-        self._watcher = asyncio.create_task(self._watch(), name="kv-shared-memory-watch")
+        self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-shared-memory-watch")
 
     @property
     def usable(self) -> bool:
@@ -199,14 +194,6 @@ class SharedMemoryConnection:
             generations_before=before, generations_after=self._generations[spans.block_ids],
             checksums=np.concatenate(checksums) if checksums else None,
         )
-
-    async def _watch(self) -> None:
-        """Ends when the source's process does."""
-        try:
-            while await asyncio.get_running_loop().sock_recv(self._sock, 1):
-                pass
-        except OSError:
-            return
 
 
 async def _receive_map(sock: socket.socket, num_bytes: int) -> mmap.mmap:

@@ -30,7 +30,7 @@ from pd_ops.bench.moving_source import EPOCH, HOST, TOKEN
 TIMEOUT_S = 30.0
 COPY, BARE_SOCKET = "copy", "bare socket"
 ACROSS_HOSTS = ("tcp",)  # compared with a bare socket; the others with a copy
-ACROSS_PROCESSES = (*ACROSS_HOSTS, BARE_SOCKET)  # both ends work: only the wall clock tells how long it takes
+ACROSS_PROCESSES = (*ACROSS_HOSTS, BARE_SOCKET, "nixl")  # who waits for others: only the wall clock tells how long
 
 Turn = Callable[[], Awaitable[None]]
 

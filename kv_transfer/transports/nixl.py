@@ -1,0 +1,268 @@
+"""The transport over NIXL (UCX: RDMA, NVLink, shared memory, TCP): the puller reads the source's memory.
+
+Nothing that NIXL has begun can be called back: releasing a transfer does not end it. So data land in staging memory of
+the connection, and are copied into the arena (and checksummed, in the same pass) only when all of a fetch is there and
+still wanted. A fetch that is given up leaves its staging to the transfer: the connection is used no more, and its
+memory goes with its agent.
+
+    READ generations -> READ ranges -> READ generations -> copy
+
+One agent and one thread a connection: a stalled source holds up nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from kv_transfer.transport import (
+    Bytes,
+    Capabilities,
+    ChecksumAt,
+    Connection,
+    Copy,
+    Ending,
+    Fetched,
+    Int64s,
+    Metadata,
+    Spans,
+    UInt64s,
+)
+from kv_transfer.transports.handshake import connect, receive
+from kv_transfer.transports.nixl_agent import (
+    DONE,
+    IN_PROGRESS,
+    MEMORY,
+    MakeAgent,
+    NixlAgent,
+    Regions,
+    make_nixl_agent,
+)
+from kv_transfer.transports.nixl_source import MAX_METADATA_BYTES, NAME, WELCOME
+from kv_transfer.transports.watch import until_hung_up
+from kv_transfer.wire import Fields
+from pd_engine.cache.arena import Arena, component_offsets
+from pd_engine.errors import DeadlineExceeded, InvalidArgument, PdRelayError, Unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_HOST_CHARS = 255
+LEAST_STAGING_BYTES = 8 * 1024 * 1024
+FIRST_POLLS = 200           # without a pause: small reads are done by then
+POLL_PERIOD_S = 0.000_1
+CLOSE_TIMEOUT_S = 5.0
+
+
+class NixlPull:
+    """Reads sources' arenas."""
+
+    name = NAME
+    capabilities = Capabilities(
+        ending=Ending.STAGING, ending_ms=1_000, one_sided=True, across_hosts=True, checksum_at=ChecksumAt.COPY
+    )
+
+    def __init__(self, arena: Arena, *, secret: str, copy: Copy, make_agent: MakeAgent = make_nixl_agent) -> None:
+        self._arena = arena
+        self._secret = secret
+        self._copy = copy
+        self._make_agent = make_agent
+
+    async def connect(
+        self, metadata: Metadata, *, epoch: str, token: str, num_blocks: int, timeout_s: float
+    ) -> Connection:
+        fields = Fields(dict(metadata), NAME)
+        address = (fields.text("host", MAX_HOST_CHARS), fields.integer("port", 1, 65_535))
+        fields.done()
+        num_bytes = component_offsets(self._arena.layout, num_blocks)[1]
+        sock = await connect(address, secret=self._secret, epoch=epoch, token=token, timeout_s=timeout_s)
+        connection = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                source_address, agent_metadata = await _receive_welcome(sock, num_bytes)
+                connection = NixlConnection(sock, num_blocks, source_address, self._arena, self._copy)
+                await connection.open(self._make_agent, agent_metadata)
+        except BaseException as error:
+            sock.close()
+            if connection is not None:
+                await connection.close()
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(f"the source did not say within {timeout_s} s how to read it") from None
+            raise
+        return connection
+
+    async def close(self) -> None:
+        return
+
+
+class NixlConnection:
+    """One agent that knows one source. Everything that touches the agent runs in the connection's thread."""
+
+    def __init__(
+        self, sock: socket.socket, num_blocks: int, source_address: int, arena: Arena, copy: Copy
+    ) -> None:
+        self._sock = sock
+        self._num_blocks = num_blocks
+        self._source_address = source_address
+        self._destination = np.frombuffer(arena.buffer, dtype=np.uint8)
+        self._copy = copy
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
+        self._reader: _Reader | None = None
+        self._unfinished: dict[asyncio.Future[Fetched], threading.Event] = {}
+        self._is_abandoned = False  # a transfer that nobody waits for may still write to the staging memory
+        self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-nixl-watch")
+
+    @property
+    def usable(self) -> bool:
+        return not self._watcher.done() and not self._is_abandoned
+
+    async def open(self, make_agent: MakeAgent, metadata: bytes) -> None:
+        self._reader = await self._in_thread(lambda: _Reader(make_agent(f"puller-{secrets.token_hex(16)}"), metadata))
+
+    async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
+        if not self.usable:
+            raise Unavailable("the source is gone")
+        stop = threading.Event()
+        job = asyncio.get_running_loop().run_in_executor(self._executor, self._run, spans, stop)
+        self._unfinished[job] = stop
+        job.add_done_callback(self._finished)
+        try:
+            return await asyncio.wait_for(asyncio.shield(job), timeout_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{spans.num_bytes} bytes did not come within {timeout_s} s") from None
+        finally:
+            stop.set()
+
+    async def quiesce(self) -> None:
+        stopped = [job for job, stop in self._unfinished.items() if stop.is_set()]
+        if stopped:
+            await asyncio.wait(stopped)
+
+    async def close(self) -> None:
+        self._watcher.cancel()
+        await asyncio.gather(self._watcher, return_exceptions=True)
+        for stop in self._unfinished.values():
+            stop.set()
+        await self.quiesce()
+        self._sock.close()
+        ended = asyncio.get_running_loop().run_in_executor(self._executor, self._end)
+        await asyncio.wait([ended], timeout=CLOSE_TIMEOUT_S)
+        if not ended.done():
+            log.error("an agent of %s did not end within %s s; its thread and memory stay", NAME, CLOSE_TIMEOUT_S)
+        self._executor.shutdown(wait=ended.done())
+
+    async def _in_thread(self, call: object) -> _Reader:
+        reader: _Reader = await asyncio.get_running_loop().run_in_executor(self._executor, call)  # type: ignore[arg-type]
+        return reader
+
+    def _finished(self, job: asyncio.Future[Fetched]) -> None:
+        del self._unfinished[job]
+        if not job.cancelled():
+            job.exception()  # nobody may be left to look at it
+
+    def _run(self, spans: Spans, stop: threading.Event) -> Fetched:
+        """In the connection's thread."""
+        assert self._reader is not None
+        if self._is_abandoned or stop.is_set():
+            raise Unavailable("nobody waits for this fetch any more")
+        staged_N = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(spans.lengths)[:-1]])
+        try:
+            staging = self._reader.staging(spans.num_bytes + 8 * self._num_blocks)
+            before = self._read_generations(spans, staging, stop)
+            self._reader.read(self._source_address + spans.source_offsets, staged_N, spans.lengths, stop)
+            after = self._read_generations(spans, staging, stop)
+        except PdRelayError:
+            self._is_abandoned = True
+            raise
+        checksums = self._copy(staging, self._destination, staged_N, spans.offsets, spans.lengths)
+        return Fetched(generations_before=before, generations_after=after, checksums=checksums)
+
+    def _read_generations(self, spans: Spans, staging: Bytes, stop: threading.Event) -> UInt64s:
+        """uint64 [n]: of the header of the source's arena, from the first to the last block that is asked for."""
+        assert self._reader is not None
+        first, count = int(spans.block_ids.min()), int(np.ptp(spans.block_ids)) + 1
+        start = spans.num_bytes + -spans.num_bytes % 8
+        place = np.array([start]), np.array([8 * count])
+        self._reader.read(np.array([self._source_address + 8 * first]), *place, stop)
+        generations: UInt64s = staging[start : start + 8 * count].view(np.uint64)[spans.block_ids - first]
+        return generations
+
+    def _end(self) -> None:
+        if self._reader is not None:
+            self._reader.end(is_quiet=not self._is_abandoned)
+            self._reader = None
+
+
+class _Reader:
+    """An agent, and the memory that its reads land in."""
+
+    def __init__(self, agent: NixlAgent, metadata: bytes) -> None:
+        self._agent: NixlAgent | None = agent
+        self._remote = agent.add_remote_agent(metadata)
+        self._staging: Bytes = np.empty(0, dtype=np.uint8)
+        self._registration: object | None = None
+
+    def staging(self, num_bytes: int) -> Bytes:
+        """At least so many bytes, with room to align; nothing is in flight to it."""
+        assert self._agent is not None
+        if len(self._staging) < num_bytes + 8:
+            if self._registration is not None:
+                self._agent.deregister_memory(self._registration)
+            self._staging = np.empty(max(LEAST_STAGING_BYTES, 2 * (num_bytes + 8)), dtype=np.uint8)
+            region = (self._staging.ctypes.data, len(self._staging), 0, "")
+            self._registration = self._agent.register_memory([region], MEMORY)
+        return self._staging
+
+    def read(self, addresses: Int64s, offsets: Int64s, lengths: Int64s, stop: threading.Event) -> None:
+        """Ranges of the source's memory into the staging memory; returns when all of it is there.
+
+        Raises:
+            Unavailable: the source is gone, or `stop` was set.
+        """
+        assert self._agent is not None
+        local = self._agent.get_xfer_descs(_regions(self._staging.ctypes.data + offsets, lengths), MEMORY)
+        remote = self._agent.get_xfer_descs(_regions(addresses, lengths), MEMORY)
+        try:
+            handle = self._agent.initialize_xfer("READ", local, remote, self._remote)
+            state, num_polls = self._agent.transfer(handle), 0
+            while state == IN_PROGRESS and not stop.is_set():
+                num_polls += 1
+                if num_polls > FIRST_POLLS:
+                    time.sleep(POLL_PERIOD_S)
+                state = self._agent.check_xfer_state(handle)
+            if state == DONE:
+                self._agent.release_xfer_handle(handle)
+        except Exception as error:  # noqa: BLE001 - NIXL's share no base class: whatever it is, this peer is lost
+            raise Unavailable(f"the source is gone: {type(error).__name__}") from None
+        if state != DONE:
+            raise Unavailable("nobody waits for this fetch any more" if stop.is_set() else "the source is gone")
+
+    def end(self, *, is_quiet: bool) -> None:
+        """Ends the agent, and with it whatever is in flight; only then is the memory given back."""
+        if is_quiet and self._agent is not None and self._registration is not None:
+            self._agent.deregister_memory(self._registration)
+        self._registration = self._agent = None
+        self._staging = np.empty(0, dtype=np.uint8)
+
+
+def _regions(addresses: Int64s, lengths: Int64s) -> Regions:
+    return np.stack([addresses, lengths, np.zeros_like(lengths)], axis=1).astype(np.uint64)
+
+
+async def _receive_welcome(sock: socket.socket, num_bytes: int) -> tuple[int, bytes]:
+    """(address of the source's arena, metadata of its agent).
+
+    Raises:
+        InvalidArgument: the arena is not the one that the layout says.
+        Unavailable: the source hung up.
+    """
+    said_bytes, address, length = WELCOME.unpack(await receive(sock, WELCOME.size))
+    if said_bytes != num_bytes or not 1 <= length <= MAX_METADATA_BYTES:
+        raise InvalidArgument(f"{NAME}: the arena must have {num_bytes} bytes, got {said_bytes}")
+    return address, await receive(sock, length)
