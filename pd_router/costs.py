@@ -53,13 +53,12 @@ def prefill_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: M
 
 def decode_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: Mapping[str, int]) -> list[float]:
     """Of each worker, which has a free block: move, stay and hold."""
-    num_tokens, num_blocks = request.num_tokens, request.num_decode_blocks
-    block_size, num_expected = request.block_size, num_expected_tokens(request)
-    num_held = [held.get(worker.worker_id, 0) for worker in workers]
+    num_held, num_tokens, block_size = held.get, request.num_tokens, request.block_size
+    num_blocks, num_expected = request.num_decode_blocks, num_expected_tokens(request)
     return [
-        (num_tokens - blocks * block_size) * worker.move_ms_per_token
+        (num_tokens - (blocks := num_held(worker.worker_id, 0)) * block_size) * worker.move_ms_per_token
         + num_expected * worker.next_itl_ms * (1 + (num_blocks - blocks) / worker.num_blocks_free)
-        for worker, blocks in zip(workers, num_held, strict=True)
+        for worker in workers
     ]
 
 

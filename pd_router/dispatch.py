@@ -18,10 +18,12 @@ from pd_router.admission import Admission
 from pd_router.gate import RoomGate
 from pd_router.journey import HandoffReport, Journey, JourneyState
 from pd_router.metrics import Metrics
+from pd_router.placement import Placement, Refusal, place
 from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.runner import JourneyRunner
 from pd_router.stream import Chunk, TokenStream
+from pd_router.wanted import PromptHashes, placement_request
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ class DispatchSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Everything about a request that ended without an error. `stop_reason` as in `StreamEnd`."""
+    """Everything about a request that ended without an error. `stop_reason` as in `StreamEnd`; `placement` is the last
+    one, if it was asked for."""
 
     request: Request
     tokens: tuple[SampledToken, ...]
@@ -51,6 +54,7 @@ class Result:
     num_accepted: int
     num_drafted: int
     handoff: HandoffReport | None
+    placement: Placement | None
 
 
 class RunningRequest:
@@ -110,6 +114,7 @@ class RunningRequest:
             num_accepted=journey.num_accepted,
             num_drafted=journey.num_drafted,
             handoff=journey.handoff,
+            placement=journey.placement,
         )
 
     def cancel(self) -> None:
@@ -170,6 +175,18 @@ class Dispatcher:
         finally:
             running.cancel()
 
+    async def explain(self, request: Request) -> Placement | Refusal:
+        """Where it would be placed now. Nothing is started or reserved."""
+        block_hashes = await PromptHashes(request).of(self._registry.identity)
+        wanted = placement_request(
+            request,
+            num_emitted=0,
+            speculate=self._speculate(request),
+            block_size=self._registry.block_size,
+            block_hashes=block_hashes,
+        )
+        return place(wanted, self._registry.snapshot(block_hashes))
+
     def abort(self, request_id: str) -> bool:
         """Ends a running request with finish reason "cancelled". False: none has that id."""
         running = self._running.get(request_id)
@@ -201,13 +218,12 @@ class Dispatcher:
         running = RunningRequest(
             request, journey, on_first=lambda: self._metrics.note_first_token(time.monotonic() - begun_s)
         )
-        wanted = request.params.speculate
         runner = JourneyRunner(
             request,
             journey,
             registry=self._registry,
             gate=self._gate,
-            speculate=min(self._settings.speculate if wanted is None else wanted, self._registry.max_speculate),
+            speculate=self._speculate(request),
             emit=running.emit,
             timeout_s=self._settings.timeout_s,
             handoff_wait_s=self._settings.handoff_wait_s,
@@ -218,6 +234,11 @@ class Dispatcher:
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(task, request, journey, time.monotonic() - begun_s))
         return running
+
+    def _speculate(self, request: Request) -> int:
+        """Draft tokens a step."""
+        wanted = request.params.speculate
+        return min(self._settings.speculate if wanted is None else wanted, self._registry.max_speculate)
 
     def _ended(self, task: asyncio.Task[None], request: Request, journey: Journey, seconds: float) -> None:
         self._tasks.discard(task)

@@ -50,6 +50,14 @@ def candidates(decision: Placement | Refusal) -> list[Candidate]:
     ]
 
 
+def chosen_workers(placement: Placement) -> dict[str, str]:
+    """By part, who was chosen."""
+    if placement.kind is PrefillKind.LOCAL:
+        return {"local": placement.prefill_worker}
+    chosen = {"prefill": placement.prefill_worker}
+    return chosen if placement.decode_worker is None else {**chosen, "decode": placement.decode_worker}
+
+
 def break_even_tokens(placement: Placement) -> float | None:
     """Uncached tokens up to which prefill at the chosen decode worker would be cheaper; None: it does not offer it."""
     if placement.kind is PrefillKind.LOCAL or placement.decode_worker is None:
@@ -65,10 +73,7 @@ def explain(decision: Placement | Refusal) -> str:
     if isinstance(decision, Refusal):
         shown = "; ".join(_candidate_text(c) for c in judged if c.part == decision.role)
         return f"{decision.role}: {decision.kind.value} ({shown or 'none exists'})"
-    if decision.kind is PrefillKind.LOCAL:
-        chosen = {"local": decision.decode_worker}
-    else:
-        chosen = {"prefill": decision.prefill_worker, "decode": decision.decode_worker}
+    chosen = chosen_workers(decision)
     lines = [f"{decision.kind.value} prefill, {decision.ttft_ms:.1f} ms to the first token"]
     for part in dict.fromkeys(c.part for c in judged):
         shown = "; ".join(_candidate_text(c) for c in judged if c.part == part)

@@ -17,6 +17,7 @@ from pd_engine.sequence import SampledToken
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
 from pd_router.dispatch import Dispatcher, Result
+from pd_router.placement_report import report_message
 from pd_router.request import MAX_MESSAGES, PlacementWish, Preparer, Prompt, RawRequest, TextPrompt
 from pd_router.status import Status
 from pd_router.stream import Chunk
@@ -43,6 +44,12 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
                 if request.stream:
                     yield api.GenerateResponse(request_id=prepared.request_id, chunk=chunk_message(chunk))
             yield api.GenerateResponse(request_id=prepared.request_id, complete=complete_message(running.result()))
+
+    async def Explain(self, request: api.GenerateRequest, context: Context) -> api.PlacementReport:
+        check_counts(request, self._preparer)
+        check_known_fields(request)
+        prepared = await self._preparer.prepare(parse_request(request))
+        return report_message(await self._dispatcher.explain(prepared))
 
     async def Abort(self, request: api.AbortRequest, context: Context) -> api.AbortResponse:
         check_known_fields(request)
@@ -111,6 +118,7 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
             decode_worker=placement.decode_worker,
             bypass_prefix_cache=placement.bypass_prefix_cache,
             report_block_checksums=placement.report_block_checksums,
+            report_placement=placement.report_placement,
         ),
         cache_salt=request.cache_salt,
     )
@@ -193,6 +201,8 @@ def complete_message(result: Result) -> api.GenerateComplete:
         complete.handoff.hidden_bytes = result.handoff.num_hidden_bytes
         complete.handoff.transport = result.handoff.transport
         complete.handoff.block_checksums.extend(result.handoff.block_checksums)
+    if result.placement is not None:
+        complete.placement.CopyFrom(report_message(result.placement))
     return complete
 
 

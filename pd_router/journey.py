@@ -16,6 +16,7 @@ from enum import Enum
 
 from pd_engine.errors import Cancelled, ErrorCode, PdRelayError
 from pd_engine.sequence import FinishReason, SampledToken
+from pd_router.placement import Placement
 from pd_router.stream import Chunk, TokenStream
 
 
@@ -83,6 +84,7 @@ class Journey:
     stream: its tokens so far.
     error: why it was rejected or failed; None otherwise.
     handoff: of the attempt that handed over, None before.
+    placement: of the present attempt, None before the first.
     num_cached_tokens: prompt tokens that the first placement did not compute.
     """
 
@@ -94,6 +96,7 @@ class Journey:
         self.stream = stream
         self.error: PdRelayError | None = None
         self.handoff: HandoffReport | None = None
+        self.placement: Placement | None = None
         self.num_cached_tokens: int | None = None
         self._max_attempts = max_attempts
         self._drafts_before = (0, 0)  # accepted and drafted tokens of earlier attempts

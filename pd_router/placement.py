@@ -152,6 +152,8 @@ def _usable(
 
 def _cheapest(workers: Sequence[WorkerView], costs_ms: Sequence[float]) -> tuple[WorkerView, float]:
     least_ms = min(costs_ms)
+    if costs_ms.count(least_ms) == 1:
+        return workers[costs_ms.index(least_ms)], least_ms
     equals = [worker for worker, cost_ms in zip(workers, costs_ms, strict=True) if cost_ms == least_ms]
     return min(equals, key=lambda worker: (-worker.num_blocks_free, worker.worker_id)), least_ms
 

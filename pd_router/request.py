@@ -39,6 +39,7 @@ class PlacementWish:
     decode_worker: str = ""
     bypass_prefix_cache: bool = False
     report_block_checksums: bool = False
+    report_placement: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,10 @@ from pd_router.link import WorkerLink
 from pd_router.link_state import Role
 from pd_router.placement import Placement
 from pd_router.pools import PlacementRequest
-from pd_router.prompt_hashes import PromptHashes
 from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.stream import Chunk
+from pd_router.wanted import PromptHashes, placement_request
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,8 @@ class JourneyRunner:
         except PdRelayError as error:
             self.journey.give_up(error)
             return
+        if self._request.placement.report_placement:
+            self.journey.placement = placement
         attempt, links = self._begin(placement, wanted)
         self._unreleased.update(dict.fromkeys(links, attempt.number))
         if log.isEnabledFor(logging.DEBUG):
@@ -134,21 +136,12 @@ class JourneyRunner:
         self._preferred_decode = (placement.decode_worker or "") if culprit.role is Role.PREFILL else ""
 
     def _placement_request(self, block_hashes: tuple[bytes, ...]) -> PlacementRequest:
-        request = self._request
-        num_emitted = len(self.journey.stream.tokens)
-        num_tokens = len(request.prompt_ids) + num_emitted
-        num_slots = len(request.prompt_ids) + request.params.max_tokens + self._speculate
-        last_token_only = request.params.max_tokens - num_emitted == 1
-        block_size = self._registry.block_size
-        return PlacementRequest(
-            num_tokens=num_tokens,
-            num_prefill_blocks=-(-num_tokens // block_size),
-            num_decode_blocks=0 if last_token_only else -(-num_slots // block_size),
-            num_output_tokens=request.params.max_tokens - num_emitted,
-            block_size=block_size,
+        return placement_request(
+            self._request,
+            num_emitted=len(self.journey.stream.tokens),
+            speculate=self._speculate,
+            block_size=self._registry.block_size,
             block_hashes=block_hashes,
-            pinned_prefill=request.placement.prefill_worker,
-            pinned_decode=request.placement.decode_worker,
             avoided=frozenset(self._failed_workers),
             preferred_decode=self._preferred_decode,
         )

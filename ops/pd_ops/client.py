@@ -73,6 +73,10 @@ class RouterClient:
     async def model_info(self) -> api_pb2.GetModelInfoResponse:
         return await _typed(self._stub.GetModelInfo(api_pb2.GetModelInfoRequest(), timeout=CALL_TIMEOUT_S))
 
+    async def explain(self, request: api_pb2.GenerateRequest) -> api_pb2.PlacementReport:
+        """Where it would be placed now."""
+        return await _typed(self._stub.Explain(request, timeout=CALL_TIMEOUT_S))
+
     async def require_dtype(self, dtype: str) -> None:
         """Raises:
         FailedPrecondition: the cluster serves another one.

@@ -98,16 +98,18 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., speculate: _Optional[int] = ..., n: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill_worker", "decode_worker", "bypass_prefix_cache", "report_block_checksums")
+    __slots__ = ("prefill_worker", "decode_worker", "bypass_prefix_cache", "report_block_checksums", "report_placement")
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     REPORT_BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     prefill_worker: str
     decode_worker: str
     bypass_prefix_cache: bool
     report_block_checksums: bool
-    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., bypass_prefix_cache: _Optional[bool] = ..., report_block_checksums: _Optional[bool] = ...) -> None: ...
+    report_placement: bool
+    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., bypass_prefix_cache: _Optional[bool] = ..., report_block_checksums: _Optional[bool] = ..., report_placement: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "chunk", "complete")
@@ -154,7 +156,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
-    __slots__ = ("output_ids", "text", "finish_reason", "usage", "seed", "logprobs", "accepted_tokens", "drafted_tokens", "handoff", "warnings", "stop_reason")
+    __slots__ = ("output_ids", "text", "finish_reason", "usage", "seed", "logprobs", "accepted_tokens", "drafted_tokens", "handoff", "warnings", "stop_reason", "placement")
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class GenerateComplete(_message.Message):
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     finish_reason: str
@@ -177,7 +180,54 @@ class GenerateComplete(_message.Message):
     handoff: Handoff
     warnings: _containers.RepeatedScalarFieldContainer[str]
     stop_reason: str
-    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
+    placement: PlacementReport
+    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., placement: _Optional[_Union[PlacementReport, _Mapping]] = ...) -> None: ...
+
+class PlacementReport(_message.Message):
+    __slots__ = ("kind", "prefill_worker", "decode_worker", "ttft_ms", "refusal", "num_prompt_tokens", "num_hashed_blocks", "candidates", "break_even_tokens")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HASHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    BREAK_EVEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    prefill_worker: str
+    decode_worker: str
+    ttft_ms: float
+    refusal: str
+    num_prompt_tokens: int
+    num_hashed_blocks: int
+    candidates: _containers.RepeatedCompositeFieldContainer[PlacementCandidate]
+    break_even_tokens: float
+    def __init__(self, kind: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., ttft_ms: _Optional[float] = ..., refusal: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_hashed_blocks: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlacementCandidate, _Mapping]]] = ..., break_even_tokens: _Optional[float] = ...) -> None: ...
+
+class PlacementCandidate(_message.Message):
+    __slots__ = ("part", "worker_id", "chosen", "num_held_blocks", "terms", "exclusion")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUSION_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    worker_id: str
+    chosen: bool
+    num_held_blocks: int
+    terms: _containers.RepeatedCompositeFieldContainer[CostTerm]
+    exclusion: str
+    def __init__(self, part: _Optional[str] = ..., worker_id: _Optional[str] = ..., chosen: _Optional[bool] = ..., num_held_blocks: _Optional[int] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ..., exclusion: _Optional[str] = ...) -> None: ...
+
+class CostTerm(_message.Message):
+    __slots__ = ("name", "ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ms: float
+    def __init__(self, name: _Optional[str] = ..., ms: _Optional[float] = ...) -> None: ...
 
 class Handoff(_message.Message):
     __slots__ = ("prefill_worker", "decode_worker", "bytes", "transport", "block_checksums", "hidden_bytes")

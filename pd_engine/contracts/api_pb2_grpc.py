@@ -39,6 +39,11 @@ class PdRelayStub:
                 request_serializer=pd__engine_dot_contracts_dot_api__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=pd__engine_dot_contracts_dot_api__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/pdrelay.v1.PdRelay/Explain',
+                request_serializer=pd__engine_dot_contracts_dot_api__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=pd__engine_dot_contracts_dot_api__pb2.PlacementReport.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/pdrelay.v1.PdRelay/Abort',
                 request_serializer=pd__engine_dot_contracts_dot_api__pb2.AbortRequest.SerializeToString,
@@ -66,6 +71,13 @@ class PdRelayServicer:
 
     def Generate(self, request, context):
         """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Where a request would be placed now, and why. Nothing is run or reserved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +115,11 @@ def add_PdRelayServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=pd__engine_dot_contracts_dot_api__pb2.GenerateRequest.FromString,
                     response_serializer=pd__engine_dot_contracts_dot_api__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=pd__engine_dot_contracts_dot_api__pb2.GenerateRequest.FromString,
+                    response_serializer=pd__engine_dot_contracts_dot_api__pb2.PlacementReport.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -152,6 +169,33 @@ class PdRelay:
             '/pdrelay.v1.PdRelay/Generate',
             pd__engine_dot_contracts_dot_api__pb2.GenerateRequest.SerializeToString,
             pd__engine_dot_contracts_dot_api__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdrelay.v1.PdRelay/Explain',
+            pd__engine_dot_contracts_dot_api__pb2.GenerateRequest.SerializeToString,
+            pd__engine_dot_contracts_dot_api__pb2.PlacementReport.FromString,
             options,
             channel_credentials,
             insecure,

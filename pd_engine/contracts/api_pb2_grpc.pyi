@@ -37,6 +37,8 @@ class PdRelayStub:
     def __new__(cls, channel: _aio.Channel) -> PdRelayAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
     """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.PlacementReport]
+    """Where a request would be placed now, and why. Nothing is run or reserved."""
     Abort: _grpc.UnaryUnaryMultiCallable[_api_pb2.AbortRequest, _api_pb2.AbortResponse]
     """Ends running requests. Unknown ids are not an error: they are listed in the reply."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetModelInfoRequest, _api_pb2.GetModelInfoResponse]
@@ -48,6 +50,8 @@ class PdRelayAsyncStub(PdRelayStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`."""
+    Explain: _aio.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.PlacementReport]  # type: ignore[assignment]
+    """Where a request would be placed now, and why. Nothing is run or reserved."""
     Abort: _aio.UnaryUnaryMultiCallable[_api_pb2.AbortRequest, _api_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends running requests. Unknown ids are not an error: they are listed in the reply."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_api_pb2.GetModelInfoRequest, _api_pb2.GetModelInfoResponse]  # type: ignore[assignment]
@@ -62,6 +66,14 @@ class PdRelayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.GenerateResponse], _abc.AsyncIterator[_api_pb2.GenerateResponse]]:
         """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _api_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.PlacementReport, _abc.Awaitable[_api_pb2.PlacementReport]]:
+        """Where a request would be placed now, and why. Nothing is run or reserved."""
 
     @_abc_1.abstractmethod
     def Abort(

@@ -68,6 +68,7 @@ class _World:
         self.index_bytes = memory().rss - bytes_before
         self.prefill = [self._view(name) for name in names if name.startswith("prefill")]
         self.decode = [self._view(name) for name in names if name.startswith("decode")]
+        self._place_of = {view.worker_id: at for pool in (self.prefill, self.decode) for at, view in enumerate(pool)}
         self.requests = [self._request(chains[self._random.randrange(len(chains))][0]) for _ in range(NUM_PROMPTS)]
 
     def look_up(self, request: PlacementRequest) -> None:
@@ -80,8 +81,8 @@ class _World:
         placement = place(request, snapshot)
         assert isinstance(placement, Placement), placement
         for pool, worker_id in ((self.prefill, placement.prefill_worker), (self.decode, placement.decode_worker)):
-            at = next(i for i, worker in enumerate(pool) if worker.worker_id == worker_id)
-            pool[at] = self._view(pool[at].worker_id)
+            assert worker_id is not None, placement
+            pool[self._place_of[worker_id]] = self._view(worker_id)
 
     def _chains(self, num_blocks: int, names: list[str]) -> list[tuple[list[bytes], list[str]]]:
         """Each a prompt's blocks and who holds them."""

@@ -1,4 +1,4 @@
-"""The hashes of a prompt's full blocks: by them caches are asked, so they are computed once a request."""
+"""What placement is asked for a request: its size, and the hashes of its full blocks, by which caches are asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.hashing import block_hashes
+from pd_router.pools import PlacementRequest
 from pd_router.request import Request
 
 MAX_TOKENS_INLINE = 4_096  # longer prompts are hashed in a thread: about half a millisecond of the event loop
@@ -43,3 +44,31 @@ class PromptHashes:
                 request.prompt_ids, fingerprint=fingerprint, salt=request.cache_salt, block_size=block_size
             )
         )
+
+
+def placement_request(
+    request: Request,
+    *,
+    num_emitted: int,
+    speculate: int,
+    block_size: int,
+    block_hashes: tuple[bytes, ...],
+    avoided: frozenset[str] = frozenset(),
+    preferred_decode: str = "",
+) -> PlacementRequest:
+    """For an attempt that goes on after so many emitted tokens; if only one is left, prefill samples it."""
+    num_tokens = len(request.prompt_ids) + num_emitted
+    num_left = request.params.max_tokens - num_emitted
+    num_slots = len(request.prompt_ids) + request.params.max_tokens + speculate
+    return PlacementRequest(
+        num_tokens=num_tokens,
+        num_prefill_blocks=-(-num_tokens // block_size),
+        num_decode_blocks=0 if num_left == 1 else -(-num_slots // block_size),
+        num_output_tokens=num_left,
+        block_size=block_size,
+        block_hashes=block_hashes,
+        pinned_prefill=request.placement.prefill_worker,
+        pinned_decode=request.placement.decode_worker,
+        avoided=avoided,
+        preferred_decode=preferred_decode,
+    )
