@@ -157,6 +157,7 @@ class DecodeWorker:
             itl_ms=core.itl_ms,
             num_streams=self._hub.num_open,
             num_quarantined_blocks=engine.pool.num_quarantined,
+            pull_bytes_per_s=destination.bytes_per_s,
         )
 
     def _build_runner(self, thread: ComputeThread[DecodeRunner]) -> DecodeRunner:

@@ -201,6 +201,11 @@ class HandoffDestination:
         return self._book.num_leases
 
     @property
+    def bytes_per_s(self) -> float:
+        """At which fetches come in; 0: not yet measured."""
+        return self._desk.bytes_per_s.value
+
+    @property
     def num_quarantined(self) -> int:
         """Blocks that wait for a transfer to end."""
         return self._book.num_quarantined

@@ -33,6 +33,7 @@ from pd_engine.errors import (
     from_code,
 )
 from pd_engine.service.client import typed_error
+from pd_engine.service.rates import Rate
 from pd_engine.settings import TransferSettings
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ class PullDesk:
     """Args:
     epoch: of the destination.
     settle: acts on the book's news; called after every report to the book.
+
+    Attributes:
+    bytes_per_s: of single fetches, others beside them.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class PullDesk:
         self._checksums = checksums if settings.checksums else None
         self._clock = clock
         self._settle = settle
+        self.bytes_per_s = Rate()
         self._manifests: dict[LeaseRecord, asyncio.Task[None]] = {}
         self._links: dict[LeaseRecord, tuple[Link, int]] = {}  # (link, blocks of the source's arena)
         self._transfers: dict[int, asyncio.Future[Fetched]] = {}  # by number of the fetch
@@ -103,17 +108,17 @@ class PullDesk:
         link, num_source_blocks = self._links[fetch.lease]
         link.num_pulls += 1
         assert fetch.lease.source is not None
+        spans = spans_of(fetch, self._arena, num_source_blocks)
+        started_s = self._clock()
         transfer = asyncio.ensure_future(
-            link.connection.fetch(
-                spans_of(fetch, self._arena, num_source_blocks), token=fetch.lease.source.token,
-                timeout_s=self._timeout_s,
-            )
+            link.connection.fetch(spans, token=fetch.lease.source.token, timeout_s=self._timeout_s)
         )
         self._transfers[fetch.number] = transfer
         try:
             await asyncio.wait([transfer])
             error = Gone() if transfer.cancelled() else transfer.exception()
             if error is None:
+                self.bytes_per_s.add(float(spans.lengths.sum()), self._clock() - started_s)
                 self._book.fetched(fetch, await self._verify(fetch, transfer.result()), self._clock())
             else:
                 self._book.break_pull(fetch.lease, _typed(error, f"fetch for {fetch.lease.key}"))

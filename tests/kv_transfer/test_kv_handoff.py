@@ -19,12 +19,14 @@ async def _hand_over_one() -> None:
         expected_blocks = LAYOUT.num_blocks_for(num_tokens)
         info = source.begin(key, num_tokens)
         sent = source.contents(key, num_tokens)
+        assert destination.destination.bytes_per_s == 0
         destination.reserve_and_pull(key, num_tokens, info)
         source.publish_all(key, num_tokens)
         result = await destination.result_of(key)
         assert destination.contents(result, num_tokens) == sent
         assert result.num_bytes == num_tokens * LAYOUT.bytes_per_token
         assert result.transport == "shared_memory"
+        assert destination.destination.bytes_per_s > 0
         assert result.closing == closing_for(num_tokens)
         assert result.checksums.shape == (3, expected_blocks)
         destination.free(key)
