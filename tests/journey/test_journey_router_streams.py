@@ -118,6 +118,12 @@ def request(prompt: list[int], asked: SamplingParams, **fields: Any) -> api.Gene
             seed=asked.seed,
             logprobs=asked.logprobs,
             speculate=asked.speculate,
+            min_p=asked.min_p,
+            repetition_penalty=asked.repetition_penalty,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            logit_bias=dict(asked.logit_bias),
+            min_tokens=asked.min_tokens,
         ),
         **fields,
     )
@@ -159,6 +165,12 @@ async def lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lab]:
             yield lab
 
 
+PROCESSORS: dict[str, Any] = {
+    "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25, "min_tokens": 6,
+    "logit_bias": ((12, 1.5), (300, -100.0)),
+}
+
+
 def params(max_tokens: int = 12, **changes: Any) -> SamplingParams:
     fields: dict[str, Any] = {
         "temperature": 0.0,
@@ -187,9 +199,11 @@ def check_equal(complete: api.GenerateComplete, expected: Generation) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 200])
 async def test_a_stream_equals_monolithic(lab: Lab, engine: Engine, tokenizer: Tokenizer, num_tokens: int) -> None:
-    """Every pair of workers, seeded and with logprobs; the bytes moved are the valid slots."""
+    """Every pair of workers, seeded, processed and with logprobs; the bytes moved are the valid slots."""
     prompt = tokenizer.encode(TEXT)[:num_tokens]
-    asked = params(temperature=0.8, top_p=0.9, seed=num_tokens, logprobs=3, ignore_eos=False)
+    asked = params(
+        temperature=0.8, top_p=0.9, seed=num_tokens, logprobs=3, ignore_eos=False, stop_token_ids=(11,), **PROCESSORS
+    )
     expected = generate(engine, tokenizer, prompt, asked, speculate=1, checksums=True)
     for prefill in ("prefill-0", "prefill-1"):
         for decode in ("decode-0", "decode-1"):
@@ -272,10 +286,12 @@ async def test_clients_that_go_away_leave_nothing(lab: Lab, engine: Engine, toke
 
 async def test_the_openai_door_gives_the_same(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode(TEXT)[:40]
-    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0.6, "seed": 9, "return_token_ids": True}
-    expected = generate(
-        engine, tokenizer, prompt, params(12, temperature=0.6, top_p=0.95, seed=9, ignore_eos=False), speculate=1
-    )
+    body = {
+        "prompt": prompt, "max_tokens": 12, "temperature": 0.6, "seed": 9, "return_token_ids": True, "stop": [" the"],
+        **PROCESSORS, "logit_bias": {str(token): bias for token, bias in PROCESSORS["logit_bias"]},
+    }
+    asked = params(12, temperature=0.6, top_p=0.95, seed=9, ignore_eos=False, stop=(" the",), **PROCESSORS)
+    expected = generate(engine, tokenizer, prompt, asked, speculate=1)
     reply = (await lab.http.post("/v1/completions", json=body)).json()
     [choice] = reply["choices"]
     assert (choice["text"], choice["token_ids"]) == (expected.text, list(expected.token_ids))
@@ -291,7 +307,10 @@ async def test_workers_that_are_killed_change_no_token(
 ) -> None:
     """kill -9 of one of two workers while ten streams run: all complete, all equal; it comes back and serves."""
     ids = tokenizer.encode(TEXT)
-    asked_of = [params(240, temperature=0.7, seed=number, logprobs=0) for number in range(10)]
+    asked_of = [
+        params(240, temperature=0.7, seed=number, logprobs=0, **(PROCESSORS if number % 2 else {}))
+        for number in range(10)
+    ]
     cases = [(ids[number : number + 150], asked) for number, asked in enumerate(asked_of)]
     num_retries = await lab.num_retries()
     running = [asyncio.create_task(lab.generate(prompt, asked)) for prompt, asked in cases]

@@ -80,7 +80,10 @@ async def test_tokens_logprobs_checksums_and_bytes_equal_monolithic(
     player: Player, engine: Engine, tokenizer: Tokenizer, num_tokens: int
 ) -> None:
     ids = prompt(tokenizer, num_tokens)
-    asked = params(temperature=0.8, top_p=0.95, seed=num_tokens, logprobs=2, ignore_eos=False)
+    asked = params(
+        temperature=0.8, top_p=0.95, seed=num_tokens, logprobs=2, ignore_eos=False, min_p=0.02, repetition_penalty=1.2,
+        presence_penalty=0.5, frequency_penalty=0.25, min_tokens=6, logit_bias=((12, 1.5), (300, -100.0)),
+    )
     copy = await player.run(ids, message(tokenizer, asked))
     expected = generate(engine, tokenizer, ids, asked, speculate=1, checksums=True)
     check_equal(copy, expected)

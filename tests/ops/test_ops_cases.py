@@ -34,6 +34,8 @@ def test_fifty_cases_cover_lengths_and_modes() -> None:
     assert any(isinstance(case.prompt, TextPrompt) for case in cases)
     assert any(not case.sampling.ignore_eos for case in cases)
     assert all(case.sampling.logprobs is not None and case.sampling.seed is not None for case in cases)
+    for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens"):
+        assert sum(bool(getattr(case.sampling, name)) for case in cases) >= 2, name
 
 
 @pytest.mark.parametrize("seed", range(20))

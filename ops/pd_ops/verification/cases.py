@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pd_engine.text.defaults import SamplingFields
 from pd_ops.request_options import Prompt, TextPrompt, TokensPrompt
@@ -14,6 +14,8 @@ MAX_PROMPT_TOKENS = 1_000
 MAX_NEW_TOKENS = 32
 TEXT_SHARE = 0.3  # of the prompts that are long enough; the others are random ids of the whole vocabulary
 EOS_SHARE = 0.2   # of the cases that may end at the checkpoint's end tokens
+PROCESSED_SHARE = 0.3  # of the cases in which something is done to the logits before the sampler sees them
+MAX_BIASED_TOKENS = 4
 
 # Words of one to four bytes a character, with what a tokenizer splits oddly.
 WORDS = (
@@ -101,13 +103,28 @@ def _prompt(length: int, rng: random.Random, vocab_size: int) -> Prompt:
 def _sampling(number: int, rng: random.Random, limits: CaseLimits) -> SamplingFields:
     greedy = number % 2 == 0
     speculates = number // 2 % 2 == 0 and limits.max_speculate > 0
-    return SamplingFields(
+    max_tokens = rng.choice((1, 2, 3)) if rng.random() < 0.1 else rng.randint(4, MAX_NEW_TOKENS)
+    fields = SamplingFields(
         temperature=0.0 if greedy else rng.choice((0.5, 0.7, 1.0, 1.3)),
         top_p=1.0 if greedy else rng.choice((1.0, 0.95, 0.8)),
         top_k=-1 if greedy else rng.choice((-1, 40, 5)),
         seed=rng.getrandbits(64),
-        max_tokens=rng.choice((1, 2, 3)) if rng.random() < 0.1 else rng.randint(4, MAX_NEW_TOKENS),
+        max_tokens=max_tokens,
         ignore_eos=rng.random() >= EOS_SHARE,
         logprobs=rng.choice((0, 1, 5)),
         speculate=limits.max_speculate if speculates else 0,
+    )
+    return fields if rng.random() >= PROCESSED_SHARE else _processed(fields, max_tokens, rng, limits.vocab_size)
+
+
+def _processed(fields: SamplingFields, max_tokens: int, rng: random.Random, vocab_size: int) -> SamplingFields:
+    biased = rng.sample(range(vocab_size), k=min(vocab_size, rng.randint(0, MAX_BIASED_TOKENS)))
+    return replace(
+        fields,
+        min_p=rng.choice((None, 0.02, 0.1)),
+        repetition_penalty=rng.choice((None, 0.9, 1.3)),
+        presence_penalty=rng.choice((None, -0.5, 1.0)),
+        frequency_penalty=rng.choice((None, -0.5, 0.5)),
+        logit_bias=tuple((token_id, rng.choice((-100.0, -2.0, 1.0, 4.0))) for token_id in biased),
+        min_tokens=rng.choice((None, max_tokens // 2)),
     )
