@@ -74,6 +74,9 @@ class RouterSettings(Section):
     max_running_requests: int = Field(256, ge=1, description="requests in the system at most; more are refused")
     max_attempts: int = Field(3, ge=1, le=16, description="placements of one journey at most")
     request_timeout_ms: int = Field(600_000, ge=1, description="a request ends after this, whatever its state")
+    ttft_target_ms: int | None = Field(
+        None, ge=1, description="requests whose first token would come later are refused at once; none: no target"
+    )
     max_index_entries: int = Field(
         2_000_000, ge=0, description="cached blocks, each at one worker, that placement knows of; about 150 bytes each"
     )

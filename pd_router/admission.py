@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pd_engine.errors import ResourceExhausted
+from pd_router.placement import Placement
 
 MIN_RETRY_MS = 100
 MAX_RETRY_MS = 10_000
@@ -33,4 +36,41 @@ class Admission:
     def retry_after_ms(self) -> int:
         """The mean time between two ends when the system is full, within bounds."""
         mean_ms = self._mean_duration_ms or 0.0
-        return round(min(max(mean_ms / self._max_running, MIN_RETRY_MS), MAX_RETRY_MS))
+        return _bounded_ms(mean_ms / self._max_running)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TtftTarget:
+    """When a request's first token is due: so long after `begun_s`, of the caller's monotonic clock."""
+
+    target_ms: float
+    begun_s: float
+
+    def remaining_s(self, now_s: float) -> float:
+        return self.begun_s + self.target_ms / 1000 - now_s
+
+    def check(self, placement: Placement, now_s: float) -> None:
+        """Refuses what would only be late. The prefill worker of a placement is the one with the earliest first token,
+        so no other placement does better.
+
+        Raises:
+            ResourceExhausted: with a hint when the queue ahead will be short enough.
+        """
+        late_ms = placement.ttft_ms - 1000 * self.remaining_s(now_s)
+        if late_ms > 0:
+            raise ResourceExhausted(
+                f"the first token would come after about {self.target_ms + late_ms:.0f} ms; the target is "
+                f"{self.target_ms:g} ms",
+                retry_after_ms=_bounded_ms(late_ms),
+            )
+
+    def missed(self) -> ResourceExhausted:
+        """For a request that found no room in time."""
+        return ResourceExhausted(
+            f"no worker has had room within {self.target_ms:g} ms, the target for the first token",
+            retry_after_ms=_bounded_ms(self.target_ms),
+        )
+
+
+def _bounded_ms(milliseconds: float) -> int:
+    return round(min(max(milliseconds, MIN_RETRY_MS), MAX_RETRY_MS))

@@ -37,6 +37,7 @@ class DispatchSettings:
     timeout_s: float
     handoff_wait_s: float
     recovery_wait_s: float
+    ttft_target_ms: float | None
     speculate: int
 
 
@@ -228,6 +229,7 @@ class Dispatcher:
             timeout_s=self._settings.timeout_s,
             handoff_wait_s=self._settings.handoff_wait_s,
             recovery_wait_s=self._settings.recovery_wait_s,
+            ttft_target_ms=self._settings.ttft_target_ms,
         )
         task = running.start(runner)
         self._running[request.request_id] = running

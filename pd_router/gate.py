@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pd_engine.errors import InvalidArgument, NotFound, PdRelayError, Unavailable
+from pd_router.admission import TtftTarget
 from pd_router.explanation import explain
 from pd_router.placement import Placement, Refusal, RefusalKind, place
 from pd_router.pools import PlacementRequest
@@ -29,15 +30,33 @@ class RoomGate:
         self._registry = registry
         self._turn = asyncio.Lock()
 
-    async def place(self, request: PlacementRequest, *, recovery_wait_s: float) -> Placement:
+    async def place(
+        self, request: PlacementRequest, *, recovery_wait_s: float, first_token: TtftTarget | None = None
+    ) -> Placement:
         """The pair for one attempt. The caller takes its blocks before it next awaits.
 
         Args:
             recovery_wait_s: how long to wait for an expected worker to become ready; 0: not at all.
+            first_token: when it is due, by the event loop's clock; None: whenever it comes.
 
         Raises:
-            Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever. Lack of room raises nothing.
+            Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever. Lack of room alone raises
+                nothing.
+            ResourceExhausted: the first token would come too late.
         """
+        if first_token is None:
+            return await self._place(request, recovery_wait_s)
+        now_s = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(max(0.0, first_token.remaining_s(now_s()))):
+                placement = await self._place(request, recovery_wait_s)
+        except TimeoutError:
+            raise first_token.missed() from None
+        if self._registry.knows_prefill_speed:
+            first_token.check(placement, now_s())
+        return placement
+
+    async def _place(self, request: PlacementRequest, recovery_wait_s: float) -> Placement:
         decision = place(request, self._registry.snapshot(request.block_hashes))
         if isinstance(decision, Placement) and not self._turn.locked():
             return decision

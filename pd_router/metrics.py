@@ -38,6 +38,10 @@ class Metrics:
         Gauge("pd_relay_running_requests", "Requests in the system.", registry=collectors).set_function(num_running)
         self._workers = Gauge("pd_relay_workers", "Workers by role and state.", ["role", "state"], registry=collectors)
         self._blocks = Gauge("pd_relay_free_blocks", "Free blocks of a worker.", ["worker"], registry=collectors)
+        entries = Gauge("pd_relay_index_entries", "Cached blocks, each at one worker, known.", registry=collectors)
+        entries.set_function(lambda: registry.index.num_entries)
+        left_out = Gauge("pd_relay_index_left_out", "Cached blocks that it had no room for.", registry=collectors)
+        left_out.set_function(lambda: registry.index.num_left_out)
         self._registry = registry
 
     def note_first_token(self, seconds: float) -> None:

@@ -148,6 +148,11 @@ class Registry:
         """Draft tokens a step that every worker can do; 0 before the first has joined."""
         return min((link.info.max_speculate for link in self._links.values() if link.info), default=0)
 
+    @property
+    def knows_prefill_speed(self) -> bool:
+        """Whether any prefill worker has measured how fast it is."""
+        return any(link.load.prefill_ms_per_token is not None for link in self.links(Role.PREFILL))
+
     async def wait_change(self) -> None:
         """Until a worker has reported, come or gone, or room may have become free."""
         await self._change.wait()

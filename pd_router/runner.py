@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
+from pd_router.admission import TtftTarget
 from pd_router.attempt import Attempt, AttemptFailure
 from pd_router.costs import num_uncached_tokens
 from pd_router.explanation import explain
@@ -31,6 +32,7 @@ class JourneyRunner:
     timeout_s: of the whole journey.
     handoff_wait_s: how long a decode worker may still finish a handoff whose prefill call has broken.
     recovery_wait_s: how long a journey with a failed attempt waits for a worker that is expected back.
+    ttft_target_ms: what cannot have its first token by then is refused while no prefill has begun; None: nothing is.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class JourneyRunner:
         timeout_s: float,
         handoff_wait_s: float,
         recovery_wait_s: float,
+        ttft_target_ms: float | None,
     ) -> None:
         self.journey = journey
         self._request = request
@@ -56,6 +59,8 @@ class JourneyRunner:
         self._timeout_s = timeout_s
         self._handoff_wait_s = handoff_wait_s
         self._recovery_wait_s = recovery_wait_s
+        self._ttft_target_ms = ttft_target_ms
+        self._first_token: TtftTarget | None = None
         self._end_s = 0.0
         self._failed_workers: set[str] = set()
         self._preferred_decode = ""
@@ -63,7 +68,10 @@ class JourneyRunner:
 
     async def run(self) -> None:
         """Returns when the journey has ended."""
-        self._end_s = asyncio.get_running_loop().time() + self._timeout_s
+        now_s = asyncio.get_running_loop().time()
+        self._end_s = now_s + self._timeout_s
+        if self._ttft_target_ms is not None:
+            self._first_token = TtftTarget(target_ms=self._ttft_target_ms, begun_s=now_s)
         try:
             async with asyncio.timeout(self._timeout_s):
                 while not self.journey.ended:
@@ -86,7 +94,9 @@ class JourneyRunner:
         wanted = self._placement_request(await self._hashes.of(self._registry.identity))
         try:
             placement = await self._gate.place(
-                wanted, recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0
+                wanted,
+                recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0,
+                first_token=self._first_token if self.journey.num_failures == 0 else None,
             )
         except PdRelayError as error:
             self.journey.give_up(error)

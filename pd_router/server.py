@@ -168,5 +168,6 @@ class Router:
             timeout_s=settings.router.request_timeout_ms / 1000,
             handoff_wait_s=settings.transfer.lease_ms / 1000 + HANDOFF_MARGIN_S,
             recovery_wait_s=settings.router.recovery_wait_ms / 1000,
+            ttft_target_ms=settings.router.ttft_target_ms,
             speculate=settings.decode.speculate,
         )
