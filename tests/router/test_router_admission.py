@@ -63,7 +63,7 @@ async def until_measured(lab: RouterLab, tokens_per_s: float) -> None:
 
 async def test_a_slow_pool_refuses_and_a_fast_one_serves(lab: RouterLab) -> None:
     await until_measured(lab, 100.0)
-    with pytest.raises(ResourceExhausted, match="after about 10.. ms; the target is 500 ms") as caught:
+    with pytest.raises(ResourceExhausted, match=r"after about 10.. ms; the target is 500 ms") as caught:
         await lab.generate(PROMPT)
     assert 450 <= (caught.value.retry_after_ms or 0) <= 600
     assert all(not stub.calls for stub in lab.stubs)
