@@ -50,7 +50,7 @@ def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
     checksums = [int(value) for value in result.checksums.reshape(-1)] if with_checksums else []
     return pb.HandoffDone(
         bytes=result.num_bytes, transport=result.transport, block_checksums=checksums,
-        hidden_bytes=result.num_hidden_bytes,
+        hidden_bytes=result.num_hidden_bytes, cached_tokens=result.closing.num_cached_tokens,
     )
 
 

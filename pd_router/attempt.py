@@ -201,6 +201,7 @@ class Attempt:
             self._over.set_result(None)
 
     def _note_handoff(self, link: WorkerLink, handoff: pb.HandoffDone) -> None:
+        self._journey.note_cached_tokens(self.number, handoff.cached_tokens)
         report = HandoffReport(
             prefill_worker=self._prefill.worker_id,
             decode_worker=link.worker_id,

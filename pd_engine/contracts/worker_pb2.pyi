@@ -163,16 +163,18 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., missing_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HandoffDone(_message.Message):
-    __slots__ = ("bytes", "transport", "block_checksums", "hidden_bytes")
+    __slots__ = ("bytes", "transport", "block_checksums", "hidden_bytes", "cached_tokens")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     transport: str
     block_checksums: _containers.RepeatedScalarFieldContainer[int]
     hidden_bytes: int
-    def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop_token_ids", "logprobs", "speculate", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")

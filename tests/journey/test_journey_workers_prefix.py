@@ -118,6 +118,8 @@ async def test_the_next_turn_moves_only_what_is_new(
         expected = generate(engine, tokenizer, ids, asked, speculate=speculate, checksums=True)
         check_equal(copy, expected)
         assert copy.cached_tokens == num_cached
+        assert copy.handoff is not None
+        assert copy.handoff.cached_tokens == num_cached
         check_moved(copy, engine, expected, num_tokens=len(ids), num_held_blocks=num_held)
         assert (copy.accepted, copy.drafted) == (expected.accepted_tokens, expected.drafted_tokens)
         num_cached, num_held = len(ids) // BLOCK * BLOCK, (len(ids) + 21 - 1) // BLOCK

@@ -35,6 +35,7 @@ async def check_same_stream(lab: RouterLab, **fields: object) -> None:
     assert list(complete.output_ids) == ANSWER
     assert [entry.token_id for entry in complete.logprobs] == ANSWER
     assert complete.finish_reason == "length"
+    assert complete.usage.cached_tokens == 3
 
 
 async def test_prefill_says_no() -> None:

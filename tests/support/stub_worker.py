@@ -360,7 +360,7 @@ class StubWorker(
             self._tell(lease, pb.TokensEvent(journey=ref, failure=failure))
             return
         num_bytes = lease.request.num_prompt_tokens * 5760
-        handoff = pb.HandoffDone(bytes=num_bytes, transport="stub", block_checksums=[1, 2])
+        handoff = pb.HandoffDone(bytes=num_bytes, transport="stub", block_checksums=[1, 2], cached_tokens=3)
         self._tell(lease, pb.TokensEvent(journey=ref, handoff=handoff))
         await self._generate(lease)
 
