@@ -19,8 +19,11 @@ FIGURES = Path(pd_ops.__file__).resolve().parents[2] / "docs" / "benchmarks" / "
 PACKAGE = Path(pd_kernels.__file__).resolve().parent
 FLOATS = ("bf16", "fp32")
 
-# One line each; an op without a line computes in FLOATS.
+# One line each; an op without a line computes in FLOATS. FP8 beside them: weights of linear and moe_experts, latents of
+# latent_write and mla_attention; fp8_gemm and fp8_quant are of activations that are quantized too, on GPUs.
 DTYPES = {
+    "linear": (*FLOATS, "fp8"), "moe_experts": (*FLOATS, "fp8"), "latent_write": (*FLOATS, "fp8"),
+    "mla_attention": (*FLOATS, "fp8"),
     "block_checksum": ("bytes",), "block_copy": ("bytes",), "elementary": ("fp32",), "sample": ("fp32",),
     "verify_drafts": ("int32",), "fp8_gemm": ("fp8",), "fp8_quant": ("fp8",), "latent_fp8": ("fp8",),
 }

@@ -72,11 +72,19 @@ def rows_check(model: Path, settings: EngineSettings, ops: str) -> Check:
         return Check(name=name, result=Result.ABSENT, sentence=error.message)
     differences = find_differences(engine)
     seconds = time.monotonic() - began_s
-    what = f"{engine.ops.name}, {engine.dtype}: {len(PROBES)} requests alone and together, in chunks and with drafts"
+    formats = f"{engine.ops.name}, {_formats(engine)}"
+    what = f"{formats}: {len(PROBES)} requests alone and together, in chunks and with drafts"
     if differences:
         sentence = f"{what}: they differ ({'; '.join(differences)}); tokens would depend on what else is running"
         return Check(name=name, result=Result.FAILED, sentence=sentence)
     return Check(name=name, result=Result.OK, sentence=f"{what}: bit for bit the same ({seconds:.1f} s)")
+
+
+def _formats(engine: Engine) -> str:
+    """Such as "bf16, FP8 weights, FP8 latents"."""
+    weights = ["FP8 weights"] if engine.config.weight_format == "fp8" else []
+    latents = ["FP8 latents"] if engine.layout.has_fp8 else []
+    return ", ".join([engine.dtype, *weights, *latents])
 
 
 def find_differences(engine: Engine) -> list[str]:
