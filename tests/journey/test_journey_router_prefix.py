@@ -49,6 +49,13 @@ class Lab:
         [response] = [response async for response in self.api.Generate(request)]
         return response.complete
 
+    async def explain(self, prompt: list[int]) -> api.PlacementReport:
+        """Where `ask` would go."""
+        sampling = api.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        request = api.GenerateRequest(tokenized=api.TokenizedInput(input_ids=prompt), sampling_params=sampling)
+        report: api.PlacementReport = await self.api.Explain(request)
+        return report
+
     def num_held(self, worker_id: str, hashes: list[bytes]) -> int:
         return self.router.prefix_index.held(hashes).get(worker_id, 0)
 
@@ -88,7 +95,10 @@ async def test_a_conversation_stays_where_it_is_cached(lab: Lab, engine: Engine,
         await until(lambda: lab.num_held(prefill_worker, hashes) == len(hashes))  # noqa: B023
         await until(lambda: lab.num_held(decode_worker, hashes) == len(hashes))  # noqa: B023
         prompt = [*prompt, *first.output_ids, *tokenizer.encode(f" In turn {turn} of it, go on.", add_bos=False)]
+        foreseen = await lab.explain(prompt)
         answer = await lab.ask(prompt)
+        assert (foreseen.prefill_worker, foreseen.decode_worker) == (prefill_worker, decode_worker)
+        assert min(c.num_held_blocks for c in foreseen.candidates if c.chosen) >= len(hashes)
         assert answer.usage.cached_tokens >= len(hashes) * BLOCK
         assert answer.handoff.bytes <= (len(prompt) - len(hashes) * BLOCK) * engine.layout.bytes_per_token
         places.add((answer.handoff.prefill_worker, answer.handoff.decode_worker))

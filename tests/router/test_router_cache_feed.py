@@ -48,6 +48,23 @@ async def test_requests_go_where_their_prefix_is_cached(lab: RouterLab) -> None:
     assert await served_by(lab) == ("prefill-0", "decode-0")
 
 
+async def test_a_cached_prefix_draws_requests_until_its_queue_costs_more(lab: RouterLab) -> None:
+    lab.prefill[1].tell_cache(stored=HASHES[:4])  # 35 of 99 tokens are left to compute
+    await eventually(lambda: held(lab) == {"prefill-1": 4})
+    gate = asyncio.Event()
+    places = []
+    running = []
+    for stub in lab.prefill:
+        stub.faults.prefill_gate = gate
+    for number in range(4):
+        running.append(asyncio.create_task(lab.generate(PROMPT, max_tokens=2)))
+        await eventually(lambda: sum(len(stub.pins) for stub in lab.prefill) == number + 1)  # noqa: B023
+        places.append([len(stub.pins) for stub in lab.prefill])
+    assert places == [[0, 1], [0, 2], [1, 2], [1, 3]]
+    gate.set()
+    await asyncio.gather(*running)
+
+
 async def test_workers_are_told_the_hashes_by_which_they_were_chosen(lab: RouterLab) -> None:
     await lab.generate(PROMPT, max_tokens=2)
     [reserve] = [request for stub in lab.decode for request in stub.requests if isinstance(request, pb.ReserveRequest)]

@@ -62,6 +62,18 @@ async def test_measured_speeds_decide(lab: RouterLab) -> None:
     assert stay == pytest.approx(100 * 10.0 * (16 + 5) / (16 + 4))
 
 
+async def test_who_has_not_been_measured_counts_as_fast_as_the_fastest(lab: RouterLab) -> None:
+    lab.prefill[0].loads["prefill_tokens_per_s"] = 4_000.0
+    lab.decode[1].loads |= {"itl_ms": 8.0, "num_running": 1, "pull_bytes_per_s": 57.6e6}
+    expected = {"queue": 0.0, "compute": 99 / 4, "move": 99 * 5760 / 57.6e3, "stay": 10 * 8.0}
+    async with asyncio.timeout(20):
+        while True:  # until all have reported
+            report = await lab.api.Explain(lab.request(PROMPT, max_tokens=10))
+            terms = [(t.name, t.ms) for c in report.candidates for t in c.terms if t.name != "hold"]
+            if all(ms == pytest.approx(expected[name]) for name, ms in terms):
+                return
+
+
 async def test_a_refusal_says_why(lab: RouterLab) -> None:
     request = lab.request(PROMPT)
     request.placement.decode_worker = "decode-9"
