@@ -87,7 +87,12 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether a row of logits is processed before the sampler sees it (`pd_engine.sampling.processor`)."""
-        return bool(self.logit_bias or self.min_tokens) or self.penalizes
+        return self.min_tokens > 0 or self.has_edits
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether that goes on to the end, not only up to min_tokens."""
+        return bool(self.logit_bias) or self.penalizes
 
     @property
     def penalizes(self) -> bool:

@@ -18,8 +18,7 @@ from the prompt and the tokens that were emitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,72 +26,56 @@ import numpy.typing as npt
 from pd_engine.sampling.params import SamplingParams
 
 Values = npt.NDArray[np.float32]
+Table = npt.NDArray[np.void]
 
+# What is done to the logit of one token at one place.
 _ROW = np.dtype(
-    [("id", np.int64), ("bias", np.float32), ("count", np.float32), ("occurred", np.bool_), ("ends", np.bool_)],
+    [
+        ("id", np.int64), ("bias", np.float32), ("repetition", np.float32), ("frequency", np.float32),
+        ("presence", np.float32),
+        ("count", np.float32),     # how often it was generated
+        ("occurred", np.bool_),    # in the prompt, or generated
+        ("ends", np.bool_),        # the request, and must not yet
+    ],
     align=True,
 )
+NO_CHANGE: Table = np.zeros(0, dtype=_ROW)
 
 
 class LogitProcessor:
-    """Steps 2 to 6 for one sequence, which it follows token by token.
-
-    The tokens of the vocabulary that a step concerns have a row each in a table: bias, how often generated, whether
-    it has occurred (in the prompt or generated), whether it ends the request.
-    """
+    """Steps 2 to 6 for one sequence, which it follows token by token: a table of the tokens that they concern."""
 
     def __init__(self, params: SamplingParams, *, ending_ids: frozenset[int], prompt_ids: Sequence[int]) -> None:
         self._params = params
+        self._num_prompt_tokens = len(prompt_ids)
         self._num_generated = 0
         biased = [token for token, _ in params.logit_bias]
         ending = sorted(ending_ids) if params.min_tokens else []
         prompt = sorted(set(prompt_ids)) if params.repetition_penalty != 1 else []
         self._rows = {token: row for row, token in enumerate(dict.fromkeys([*biased, *ending, *prompt]))}
-        self._table = np.zeros(len(self._rows), dtype=_ROW)
+        self._table = NO_CHANGE
+        self._grow(len(self._rows))
         self._table["id"] = list(self._rows)
         self._table["bias"][: len(biased)] = [bias for _, bias in params.logit_bias]
         self._table["ends"][[self._rows[token] for token in ending]] = True
         self._table["occurred"][[self._rows[token] for token in prompt]] = True
 
-    @property
-    def token_ids(self) -> npt.NDArray[np.int64]:
-        """The tokens whose logits may change now, each once."""
-        params = self._params
-        changes_now = params.penalizes or bool(params.logit_bias) or self._num_generated < params.min_tokens
-        return np.ascontiguousarray(self._table["id"][: len(self._rows) if changes_now else 0])
-
-    def follow(self, generated_ids: Sequence[int]) -> None:
-        """Takes in the tokens that are new since the last call."""
-        for token in generated_ids[self._num_generated :]:
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Takes in the tokens that are new since the last call. `token_ids`: prompt and generated tokens."""
+        for token in token_ids[self._num_prompt_tokens + self._num_generated :]:
             self._count(token)
 
-    @contextmanager
-    def assuming(self, drafted: Sequence[int]) -> Iterator[None]:
-        """Within the block it is as if these tokens had been generated, too."""
+    def table(self, drafted: Sequence[int] = ()) -> Table:
+        """What is to be done to the logits behind the tokens so far and `drafted` ones; valid until the next call."""
         before = [self._count(token) for token in drafted]
-        try:
-            yield
-        finally:
-            for token, (num_rows, occurred) in reversed(list(zip(drafted, before, strict=True))):
-                self._uncount(token, num_rows, occurred)
-
-    def process(self, logits: Values) -> Values:
-        """The processed logits of `token_ids`, whose logits are given; float32."""
-        params, rows = self._params, self._table[: len(logits)]
-        counts: Values = rows["count"]
-        with np.errstate(over="ignore", invalid="ignore"):  # logits of any size, NaN too
-            z: Values = logits + rows["bias"]
-            if self._num_generated < params.min_tokens:
-                z[rows["ends"]] = -np.inf
-            if params.repetition_penalty != 1:
-                penalty = np.array([params.repetition_penalty], dtype=np.float32)
-                z = np.where(rows["occurred"], np.where(z > 0, z / penalty, z * penalty), z)
-            if params.frequency_penalty:
-                z = z - np.float32(params.frequency_penalty) * counts
-            if params.presence_penalty:
-                z = np.where(counts > 0, z - np.float32(params.presence_penalty), z)
-        assert z.dtype == np.float32, z.dtype
-        return z
+        is_early = self._num_generated < self._params.min_tokens
+        table = self._table[: len(self._rows) if is_early or self._params.has_edits else 0]
+        if drafted or self._params.min_tokens:
+            table = table.copy()
+            table["ends"] &= is_early
+        for token, (num_rows, occurred) in zip(reversed(drafted), reversed(before), strict=True):
+            self._uncount(token, num_rows, occurred)
+        return table
 
     def _count(self, token: int) -> tuple[int, bool]:
         """Counts a generated token; the number of rows, and whether it had occurred, before that."""
@@ -102,9 +85,9 @@ class LogitProcessor:
             return num_rows, False
         row = self._rows.setdefault(token, num_rows)
         if row == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros(max(64, row), dtype=_ROW)])
+            self._grow(max(64, row))
         if row == num_rows:
-            self._table[row] = (token, 0, 0, False, False)
+            self._table["id"][row] = token
         occurred = bool(self._table["occurred"][row])
         self._table["occurred"][row] = True
         self._table["count"][row] += 1
@@ -119,4 +102,27 @@ class LogitProcessor:
         self._table["occurred"][row] = occurred
         self._table["count"][row] -= 1
         if len(self._rows) > num_rows:
-            del self._rows[token]
+            del self._rows[token]  # the last one
+
+    def _grow(self, num_rows: int) -> None:
+        """Adds rows of tokens that have not occurred."""
+        rows = np.zeros(num_rows, dtype=_ROW)
+        rows["repetition"] = self._params.repetition_penalty
+        rows["frequency"] = self._params.frequency_penalty
+        rows["presence"] = self._params.presence_penalty
+        self._table = np.concatenate([self._table, rows])
+
+
+def process(logits: Values, table: Table) -> Values:
+    """The processed logits of a table's tokens, or of several tables' one after the other."""
+    bias: Values = table["bias"]
+    repetition: Values = table["repetition"]
+    counts: Values = table["count"]
+    with np.errstate(over="ignore", invalid="ignore"):  # logits of any size, NaN too
+        z = logits + bias
+        z[table["ends"]] = -np.inf
+        z = np.where(table["occurred"], np.where(z > 0, z / repetition, z * repetition), z)
+        z = z - table["frequency"] * counts
+        z = np.where(counts > 0, z - table["presence"], z)
+    assert z.dtype == np.float32, z.dtype
+    return z

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pd_engine.sampling.processor import LogitProcessor
+from pd_engine.sampling.processor import NO_CHANGE, LogitProcessor, process
 from pd_engine.sequence import Sequence, TokenLogprobs
 from pd_kernels.ops import Ops, SamplingRows
 
@@ -45,15 +45,19 @@ def sample_rows(ops: Ops, logits_TZ: Tensor, places: Seq[Place]) -> list[int]:
 
 
 def _processed(logits_TZ: Tensor, places: Seq[Place]) -> Tensor:
-    """A copy of the logits in which the rows whose sequences ask for it are processed."""
+    """The logits, in a copy where something is done to those of one row at least."""
+    tables = [
+        _processor(place.sequence).table(place.drafted) if place.sequence.params.changes_logits else NO_CHANGE
+        for place in places
+    ]
+    table = np.concatenate(tables)
+    if not len(table):
+        return logits_TZ
+    rows = np.repeat(np.arange(len(places)), [len(table) for table in tables])
+    indices = torch.from_numpy(rows * logits_TZ.shape[1] + table["id"]).to(logits_TZ.device)
     processed_TZ = logits_TZ.clone()
-    for processed_Z, place in zip(processed_TZ, places, strict=True):
-        if place.sequence.params.changes_logits:
-            processor = _processor(place.sequence)
-            with processor.assuming(place.drafted):
-                token_ids = torch.from_numpy(processor.token_ids).to(processed_Z.device)
-                values = processor.process(processed_Z[token_ids].cpu().numpy())
-                processed_Z[token_ids] = torch.from_numpy(values).to(processed_Z.device)
+    flat = processed_TZ.view(-1)
+    flat[indices] = torch.from_numpy(process(flat[indices].cpu().numpy(), table)).to(logits_TZ.device)
     return processed_TZ
 
 
@@ -64,7 +68,7 @@ def _processor(sequence: Sequence) -> LogitProcessor:
             sequence.params, ending_ids=sequence.ending_ids,
             prompt_ids=sequence.token_ids[: sequence.num_prompt_tokens],
         )
-    sequence.processor.follow(sequence.generated_ids)
+    sequence.processor.follow(sequence.token_ids)
     return sequence.processor
 
 

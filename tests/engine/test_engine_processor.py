@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_engine.sampling.params import SamplingParams
-from pd_engine.sampling.processor import LogitProcessor
+from pd_engine.sampling.processor import LogitProcessor, process
 from pd_engine.sequence import Sequence
 from pd_engine.steps.sample import Place, sample_rows
 from pd_kernels.backend import load_ops
@@ -52,9 +52,10 @@ def _in_order(
     return z
 
 
-def processed(processor: LogitProcessor, logits_Z: Row) -> Row:
-    z = logits_Z.copy()
-    z[processor.token_ids] = processor.process(z[processor.token_ids])
+def processed(processor: LogitProcessor, logits_Z: Row, drafted: Seq[int] = ()) -> Row:
+    z, table = logits_Z.copy(), processor.table(drafted)
+    assert len(set(table["id"].tolist())) == len(table)
+    z[table["id"]] = process(z[table["id"]], table)
     return z
 
 
@@ -83,14 +84,12 @@ def test_by_definition_after_any_tokens_and_drafts(
     logits_Z = (np.random.default_rng(seed).standard_normal(VOCAB_SIZE) * 5).astype(np.float32)
     processor = LogitProcessor(params, ending_ids=ending_ids, prompt_ids=prompt)
     for end in (len(generated) // 2, len(generated)):
-        processor.follow(generated[:end])
+        processor.follow([*prompt, *generated[:end]])
         for drafted in drafts:
-            with processor.assuming(drafted):
-                want = by_definition(logits_Z, params, ending_ids, prompt, [*generated[:end], *drafted])
-                assert np.array_equal(processed(processor, logits_Z), want)
+            want = by_definition(logits_Z, params, ending_ids, prompt, [*generated[:end], *drafted])
+            assert np.array_equal(processed(processor, logits_Z, drafted), want)
         want = by_definition(logits_Z, params, ending_ids, prompt, generated[:end])
         assert np.array_equal(processed(processor, logits_Z), want)
-        assert len(set(processor.token_ids.tolist())) == len(processor.token_ids)
 
 
 def test_long_sequences_and_logits_that_are_not_finite() -> None:
@@ -99,7 +98,7 @@ def test_long_sequences_and_logits_that_are_not_finite() -> None:
     logits_Z = np.full(VOCAB_SIZE, np.nan, dtype=np.float32)
     logits_Z[:4] = [np.inf, -np.inf, 3e38, -3e38]
     processor = LogitProcessor(params, ending_ids=frozenset(), prompt_ids=[39])
-    processor.follow(generated)
+    processor.follow([39, *generated])
     z = processed(processor, logits_Z)
     assert np.array_equal(z, by_definition(logits_Z, params, frozenset(), [39], generated), equal_nan=True)
     assert z[[0, 1, 3]].tolist() == [np.inf, -np.inf, -np.inf]
