@@ -37,4 +37,4 @@ def test_verify_another_model_on_two_by_two_workers(tmp_path: Path) -> None:
         timeout_s=TIMEOUT_S, PD_RELAY_STATE_DIR=str(tmp_path),
     )
     assert finished.code == 0, finished.stderr
-    assert finished.stdout.splitlines()[-1] == "identical to monolithic: 16 of 16"
+    assert finished.stdout.splitlines()[-1] == "identical to monolithic: 24 of 24"

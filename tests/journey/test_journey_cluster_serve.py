@@ -223,12 +223,12 @@ def test_verify(cluster: Cluster) -> None:
     )
     assert finished.code == 0, finished.stderr
     document = finished.document
-    assert (document["count"], document["identical"], document["different"]) == (6, 6, 0)
-    assert document["handed_over"] >= 4
-    expected = sum(
-        case["prompt_tokens"] for case in document["cases"] if case["handoff_bytes"] is not None
-    ) * document["bytes_per_token"]
-    assert document["handoff_bytes"] == expected > 0
+    assert (document["count"], document["identical"], document["different"]) == (9, 9, 0)
+    cold = [case for case in document["cases"] if case["follows"] is None and case["handoff_bytes"] is not None]
+    assert len(cold) >= 4
+    expected = sum(case["prompt_tokens"] for case in cold) * document["bytes_per_token"]
+    assert sum(case["handoff_bytes"] for case in cold) == expected > 0
+    assert sum(case["cached_tokens"] for case in document["cases"]) == document["cached_tokens"] > 0
 
 
 def test_verify_refuses_another_model(cluster: Cluster) -> None:

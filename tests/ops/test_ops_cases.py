@@ -6,6 +6,7 @@ import pytest
 
 from pd_ops.request_options import TextPrompt, TokensPrompt
 from pd_ops.verification.cases import MAX_NEW_TOKENS, Case, CaseLimits, make_cases
+from pd_ops.verification.warm import FinishedCase, warm_cases
 
 LIMITS = CaseLimits(vocab_size=4096, max_context_length=4096, block_size=16, chunk_tokens=256, max_speculate=1)
 
@@ -48,3 +49,40 @@ def test_every_case_fits_a_small_model(seed: int) -> None:
         assert not case.speculates
         if isinstance(case.prompt, TokensPrompt):
             assert all(0 <= token < 261 for token in case.prompt.token_ids)
+
+
+def finished(number: int, num_prompt_tokens: int, num_tokens: int) -> FinishedCase:
+    ids = tuple(range(100 * number, 100 * number + num_prompt_tokens + num_tokens))
+    return FinishedCase(number=number, prompt_ids=ids[:num_prompt_tokens], token_ids=ids[num_prompt_tokens:])
+
+
+def test_warm_cases_begin_like_earlier_ones_up_to_the_edges_of_blocks_and_any_token_of_an_answer() -> None:
+    earlier = [finished(0, 40, 12), finished(1, 33, 1), finished(2, 1, 1)]
+    cases = warm_cases(earlier, 120, 5, LIMITS)
+    assert cases == warm_cases(earlier, 120, 5, LIMITS)
+    assert [case.number for case in cases] == list(range(3, 123))
+    offsets, emitted = set(), set()
+    for case in cases:
+        assert isinstance(case.prompt, TokensPrompt)
+        assert case.follows is not None
+        base, ids = earlier[case.follows], case.prompt.token_ids
+        whole = base.prompt_ids + base.token_ids
+        length = min(len(ids), len(whole))
+        shared = next((place for place in range(length) if ids[place] != whole[place]), length)
+        assert ids
+        if (case.number - 3) % 2 == 0:
+            emitted.add((case.follows, shared - len(base.prompt_ids)))
+        else:
+            offsets.add(shared % 16)
+        assert case.is_warm
+        assert "warm: " in case.mode
+    assert {15, 0, 1} <= offsets
+    assert {(0, 0), (0, 12)} <= emitted
+    assert len(emitted) > 8
+
+
+def test_warm_cases_leave_room_for_an_answer() -> None:
+    limits = CaseLimits(vocab_size=261, max_context_length=100, block_size=16, chunk_tokens=8, max_speculate=0)
+    for case in warm_cases([finished(0, 60, 32)], 40, 1, limits):
+        assert isinstance(case.prompt, TokensPrompt)
+        assert 1 <= len(case.prompt.token_ids) <= 100 - MAX_NEW_TOKENS

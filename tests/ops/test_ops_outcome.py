@@ -31,7 +31,7 @@ def test_the_same() -> None:
     ({"text": "ac"}, "text: 'ac' instead of 'ab'"),
     ({"finish_reason": "stop"}, "finish_reason"),
     ({"seed": 4}, "seed: 4 instead of 3"),
-    ({"num_cached_tokens": 2}, "num_cached_tokens: 2 instead of 0"),
+    ({"num_cached_tokens": 2}, "num_cached_tokens: 2 of 4 is impossible"),
     ({"logprobs": EXPECTED.logprobs[:1]}, "1 logprobs instead of 2"),
     ({"logprobs": (EXPECTED.logprobs[0], logprob_bits(2, -1.5000001, [(7, -0.25)]))}, "logprobs of token 1"),
     ({"logprobs": (EXPECTED.logprobs[0], logprob_bits(2, -1.5, [(8, -0.25)]))}, "logprobs of token 1"),
@@ -44,6 +44,26 @@ def test_what_differs_is_named(change: dict[str, Any], message: str) -> None:
     difference = first_difference(EXPECTED, replace(GOT, **change), bytes_per_token=BYTES_PER_TOKEN)
     assert difference is not None
     assert message in difference
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"num_cached_tokens": 4}, None),
+    ({"num_cached_tokens": 3}, "3 of 4 is impossible"),
+    ({"num_cached_tokens": 6}, "6 of 4 is impossible"),
+    ({"handoff_bytes": 20, "block_checksums": (0, 12)}, None),
+    ({"handoff_bytes": 0, "block_checksums": (0, 0)}, None),
+    ({"handoff_bytes": 20, "block_checksums": (0, 13)}, "block checksum 1: 13 instead of 12"),
+    ({"handoff_bytes": 20}, "block checksum 0: 11 instead of 0"),
+    ({"handoff_bytes": 30}, "instead of 40 less whole blocks of 2 tokens"),
+    ({"handoff_bytes": 25}, "instead of 40 less whole blocks of 2 tokens"),
+    ({"handoff_bytes": 60}, "instead of 40 less whole blocks of 2 tokens"),
+])
+def test_over_warm_caches_whole_blocks_may_be_missing_and_nothing_else(
+    change: dict[str, Any], message: str | None
+) -> None:
+    got = replace(GOT, **change)
+    difference = first_difference(EXPECTED, got, bytes_per_token=BYTES_PER_TOKEN, shared_block_tokens=2)
+    assert difference is None if message is None else message in (difference or "")
 
 
 def test_a_request_that_ends_with_its_first_token_needs_no_handoff() -> None:

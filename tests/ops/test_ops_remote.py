@@ -11,7 +11,7 @@ from pd_engine.errors import Unavailable
 from pd_engine.text.defaults import SamplingFields
 from pd_ops.client import RouterClient
 from pd_ops.request_options import TokensPrompt
-from pd_ops.verification.remote import Request, run_remote
+from pd_ops.verification.remote import Request, cold_placements, run_remote, warm_placement
 
 
 class FailingClient:
@@ -21,5 +21,17 @@ class FailingClient:
 
 async def test_the_first_failure_comes_out_as_the_typed_error_itself() -> None:
     requests = [Request(prompt=TokensPrompt(token_ids=(1, 2)), sampling=SamplingFields())] * 3
+    placements = cold_placements([("prefill-0", "decode-0")], 3)
     with pytest.raises(Unavailable, match="no prefill worker is ready"):
-        await run_remote(cast(RouterClient, FailingClient()), requests, [("prefill-0", "decode-0")], concurrency=2)
+        await run_remote(cast(RouterClient, FailingClient()), requests, placements, concurrency=2)
+
+
+def test_placements_go_over_all_pairs_in_turn_and_warm_ones_stay_where_the_blocks_are() -> None:
+    pairs = [("prefill-0", "decode-0"), ("prefill-1", "decode-0")]
+    cold = cold_placements(pairs, 3)
+    assert [placement.prefill_worker for placement in cold] == ["prefill-0", "prefill-1", "prefill-0"]
+    assert all(placement.bypass_prefix_cache and placement.report_block_checksums for placement in cold)
+    warm = warm_placement(cold[1])
+    assert (warm.prefill_worker, warm.decode_worker) == pairs[1]
+    assert (warm.bypass_prefix_cache, warm.report_block_checksums) == (False, True)
+    assert cold[1].bypass_prefix_cache

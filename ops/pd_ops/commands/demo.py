@@ -22,7 +22,7 @@ from pd_ops.output import Output
 from pd_ops.request_options import to_request
 from pd_ops.verification.oracle import expected_outcome
 from pd_ops.verification.outcome import first_difference, outcome_of
-from pd_ops.verification.remote import Pair, cold_placement, run_remote, worker_pairs
+from pd_ops.verification.remote import Pair, cold_placement, cold_placements, run_remote, worker_pairs
 from pd_ops.verification.run import load_oracle
 
 
@@ -76,7 +76,8 @@ async def _show(
         completions = [await _stream(client, request, pairs, output) for request in shown]
         output.text(f"now {len(together)} requests at the same time ...")
         completions += await run_remote(
-            client, [request.request for request in together], pairs, concurrency=len(together)
+            client, [request.request for request in together], cold_placements(pairs, len(together)),
+            concurrency=len(together),
         )
         output.text("the same requests in one process, to compare every token, logprob bit and block ...\n")
         results = await _compare([*shown, *together], completions, settings, info)

@@ -24,7 +24,10 @@ DEFAULT_COUNT = 50
 def command(
     context: typer.Context,
     model: options.Model = None,
-    count: Annotated[int, typer.Option(min=1, help="Requests to compare.")] = DEFAULT_COUNT,
+    count: Annotated[int, typer.Option(min=1, help="Requests to compare over cold caches.")] = DEFAULT_COUNT,
+    warm: Annotated[
+        int | None, typer.Option(min=0, help="Then requests that find these in the caches.  [default: half as many]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal requests.")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time in the cluster.")] = 4,
     against: Annotated[
@@ -46,7 +49,9 @@ def command(
         engine__dtype=dtype, engine__ops=ops, cluster__name="verify", router__grpc_port=0, router__http_port=0,
     )
     settings = with_checked_model(load_settings(config, overrides))
-    plan = VerificationPlan(count=count, seed=seed, concurrency=concurrency)
+    plan = VerificationPlan(
+        count=count, num_warm=count // 2 if warm is None else warm, seed=seed, concurrency=concurrency
+    )
     if against is not None:
         report = asyncio.run(verify(checked_address(against), settings, plan, output.note))
     else:

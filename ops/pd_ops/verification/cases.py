@@ -26,11 +26,21 @@ WORDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One request. `prompt` has at least one token and at most `max_prompt_tokens` of `make_cases`."""
+    """One request.
+
+    Attributes:
+        prompt: at least one token, and room for `MAX_NEW_TOKENS` behind it.
+        follows: number of the case on whose workers it runs, where it may find cached blocks; None: it uses none.
+    """
 
     number: int
     prompt: Prompt
     sampling: SamplingFields
+    follows: int | None = None
+
+    @property
+    def is_warm(self) -> bool:
+        return self.follows is not None
 
     @property
     def is_greedy(self) -> bool:
@@ -42,8 +52,9 @@ class Case:
 
     @property
     def mode(self) -> str:
-        """Such as "seeded, speculation on"."""
-        return f"{'greedy' if self.is_greedy else 'seeded'}, speculation {'on' if self.speculates else 'off'}"
+        """Such as "seeded, speculation on", or "warm: seeded, speculation on"."""
+        warm = "warm: " if self.is_warm else ""
+        return f"{warm}{'greedy' if self.is_greedy else 'seeded'}, speculation {'on' if self.speculates else 'off'}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +76,12 @@ class CaseLimits:
 
     @property
     def max_prompt_tokens(self) -> int:
-        return min(MAX_PROMPT_TOKENS, self.max_context_length - MAX_NEW_TOKENS)
+        """Of a case that follows none."""
+        return min(MAX_PROMPT_TOKENS, self.longest_prompt_tokens)
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        return self.max_context_length - MAX_NEW_TOKENS
 
 
 def make_cases(count: int, seed: int, limits: CaseLimits) -> list[Case]:
@@ -75,7 +91,7 @@ def make_cases(count: int, seed: int, limits: CaseLimits) -> list[Case]:
     rng = random.Random(seed)
     lengths = _lengths(count, rng, limits)
     return [
-        Case(number=number, prompt=_prompt(length, rng, limits.vocab_size), sampling=_sampling(number, rng, limits))
+        Case(number=number, prompt=_prompt(length, rng, limits.vocab_size), sampling=draw_sampling(number, rng, limits))
         for number, length in enumerate(lengths)
     ]
 
@@ -100,7 +116,7 @@ def _prompt(length: int, rng: random.Random, vocab_size: int) -> Prompt:
     return TokensPrompt(token_ids=tuple(rng.randrange(vocab_size) for _ in range(length)))
 
 
-def _sampling(number: int, rng: random.Random, limits: CaseLimits) -> SamplingFields:
+def draw_sampling(number: int, rng: random.Random, limits: CaseLimits) -> SamplingFields:
     greedy = number % 2 == 0
     speculates = number // 2 % 2 == 0 and limits.max_speculate > 0
     max_tokens = rng.choice((1, 2, 3)) if rng.random() < 0.1 else rng.randint(4, MAX_NEW_TOKENS)

@@ -61,31 +61,59 @@ def outcome_of(complete: api_pb2.GenerateComplete) -> Outcome:
     )
 
 
-def first_difference(expected: Outcome, got: Outcome, *, bytes_per_token: int) -> str | None:
-    """What is wrong with `got`, a cold remote run, against one process; None if it is the same, bit for bit.
+def first_difference(
+    expected: Outcome, got: Outcome, *, bytes_per_token: int, shared_block_tokens: int | None = None
+) -> str | None:
+    """What is wrong with `got`, a remote run, against one process; None if it is the same, bit for bit.
 
-    A request of more than one token must have been handed over whole: every slot of the prompt, every component.
+    A request of more than one token must have been handed over: every slot of the prompt that was not held, every
+    component.
+
+    Args:
+        shared_block_tokens: tokens a block, where blocks of earlier requests may have been used; None: cold, nothing
+            was cached or held.
     """
-    for name in ("num_prompt_tokens", "finish_reason", "stop_reason", "seed", "num_cached_tokens"):
+    for name in ("num_prompt_tokens", "finish_reason", "stop_reason", "seed"):
         wanted, found = getattr(expected, name), getattr(got, name)
         if wanted != found:
             return f"{name}: {found!r} instead of {wanted!r}"
+    if not _is_possible(got.num_cached_tokens, expected.num_prompt_tokens, shared_block_tokens):
+        return f"num_cached_tokens: {got.num_cached_tokens} of {expected.num_prompt_tokens} is impossible"
     if (difference := _sequence_difference("token", expected.token_ids, got.token_ids)) is not None:
         return difference
     if (difference := _logprobs_difference(expected.logprobs, got.logprobs)) is not None:
         return difference
     if expected.text != got.text:
         return f"text: {got.text!r} instead of {expected.text!r}"
-    return _handoff_difference(expected, got, bytes_per_token)
+    return _handoff_difference(expected, got, bytes_per_token, shared_block_tokens)
 
 
-def _handoff_difference(expected: Outcome, got: Outcome, bytes_per_token: int) -> str | None:
+def _is_possible(num_shared_tokens: int, num_prompt_tokens: int, shared_block_tokens: int | None) -> bool:
+    """Whole blocks of the prompt, or nothing where nothing may be shared."""
+    if shared_block_tokens is None:
+        return num_shared_tokens == 0
+    return 0 <= num_shared_tokens <= num_prompt_tokens and num_shared_tokens % shared_block_tokens == 0
+
+
+def _handoff_difference(
+    expected: Outcome, got: Outcome, bytes_per_token: int, shared_block_tokens: int | None
+) -> str | None:
     if got.handoff_bytes is None:
         return None if len(expected.token_ids) == 1 else "nothing was handed over"
-    wanted = expected.num_prompt_tokens * bytes_per_token
-    if got.handoff_bytes != wanted:
-        return f"{got.handoff_bytes} bytes were handed over instead of {wanted}"
-    return _sequence_difference("block checksum", expected.block_checksums, got.block_checksums)
+    num_held_bytes = expected.num_prompt_tokens * bytes_per_token - got.handoff_bytes
+    num_held_tokens, rest = divmod(num_held_bytes, bytes_per_token)
+    if rest or not _is_possible(num_held_tokens, expected.num_prompt_tokens, shared_block_tokens):
+        whole = expected.num_prompt_tokens * bytes_per_token
+        return f"{got.handoff_bytes} bytes were handed over instead of {whole}" + (
+            "" if shared_block_tokens is None else f" less whole blocks of {shared_block_tokens} tokens"
+        )
+    wanted = list(expected.block_checksums)
+    if num_held_tokens:
+        assert shared_block_tokens is not None
+        num_blocks = -(-expected.num_prompt_tokens // shared_block_tokens)
+        num_held_blocks = num_held_tokens // shared_block_tokens
+        wanted = [0 if place % num_blocks < num_held_blocks else value for place, value in enumerate(wanted)]
+    return _sequence_difference("block checksum", wanted, got.block_checksums)
 
 
 def _sequence_difference(what: str, expected: Sequence[int], got: Sequence[int]) -> str | None:

@@ -1,4 +1,5 @@
-"""Sends requests to a cluster in a way that proves something: remote placement, cold caches, checksums reported."""
+"""Sends requests to a cluster in a way that proves something: placed on named workers, so that a prompt is handed over;
+with cold caches or warm ones; checksums reported."""
 
 from __future__ import annotations
 
@@ -47,13 +48,27 @@ def cold_placement(pair: Pair) -> api_pb2.Placement:
     )
 
 
+def cold_placements(pairs: Sequence[Pair], count: int) -> list[api_pb2.Placement]:
+    """`count` of them, over all pairs in turn."""
+    return [cold_placement(pairs[number % len(pairs)]) for number in range(count)]
+
+
+def warm_placement(cold: api_pb2.Placement) -> api_pb2.Placement:
+    """On the same pair, with what its caches have."""
+    warm = api_pb2.Placement()
+    warm.CopyFrom(cold)
+    warm.bypass_prefix_cache = False
+    return warm
+
+
 async def run_remote(
-    client: RouterClient, requests: Sequence[Request], pairs: Sequence[Pair], *, concurrency: int,
+    client: RouterClient, requests: Sequence[Request], placements: Sequence[api_pb2.Placement], *, concurrency: int,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> list[Completion]:
-    """Runs all requests, `concurrency` at a time, over all pairs in turn.
+    """Runs all requests, `concurrency` at a time.
 
     Args:
+        placements: one a request.
         on_done: told how many are done, after each.
 
     Raises:
@@ -62,9 +77,8 @@ async def run_remote(
     turn = asyncio.Semaphore(concurrency)
     num_done = 0
 
-    async def run(number: int, request: Request) -> Completion:
+    async def run(request: Request, placement: api_pb2.Placement) -> Completion:
         nonlocal num_done
-        placement = cold_placement(pairs[number % len(pairs)])
         async with turn:
             completion = await client.complete(to_request(request.prompt, request.sampling, placement=placement))
         num_done += 1
@@ -73,7 +87,7 @@ async def run_remote(
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(number, request)) for number, request in enumerate(requests)]
+            tasks = [group.create_task(run(*job)) for job in zip(requests, placements, strict=True)]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

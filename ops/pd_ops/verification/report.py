@@ -46,12 +46,13 @@ class Report:
             "count": len(self.checked), "identical": self.num_identical, "different": len(self.different),
             "handed_over": sum(one.got.handoff_bytes is not None for one in self.checked),
             "handoff_bytes": sum(one.got.handoff_bytes or 0 for one in self.checked),
+            "cached_tokens": sum(one.got.num_cached_tokens for one in self.checked),
             "bytes_per_token": self.bytes_per_token, "seconds": round(self.seconds, 3),
             "cases": [_case_document(one) for one in self.checked],
         }
 
     def to_text(self) -> str:
-        columns = ("mode", "cases", "prompt tokens", "tokens", "logprobs", "checksums", "bytes", "identical")
+        columns = ("mode", "cases", "prompt tokens", "tokens", "logprobs", "checksums", "cached", "bytes", "identical")
         modes = list(dict.fromkeys(one.case.mode for one in sorted(self.checked, key=lambda one: one.case.mode)))
         rows = [_row(mode, [one for one in self.checked if one.case.mode == mode]) for mode in modes]
         rows.append(_row("all", self.checked))
@@ -72,6 +73,7 @@ def _row(mode: str, checked: Sequence[CheckedCase]) -> list[object]:
         sum(len(one.expected.token_ids) for one in checked),
         sum(len(one.expected.logprobs) for one in checked),
         sum(len(one.expected.block_checksums) for one in checked if one.got.handoff_bytes is not None),
+        sum(one.got.num_cached_tokens for one in checked),
         sum(one.got.handoff_bytes or 0 for one in checked),
         f"{sum(one.difference is None for one in checked)} of {len(checked)}",
     ]
@@ -79,8 +81,9 @@ def _row(mode: str, checked: Sequence[CheckedCase]) -> list[object]:
 
 def _case_document(one: CheckedCase) -> Document:
     return {
-        "number": one.case.number, "greedy": one.case.is_greedy, "speculation": one.case.speculates,
-        "prompt_tokens": one.expected.num_prompt_tokens, "completion_tokens": len(one.expected.token_ids),
-        "finish_reason": one.expected.finish_reason, "handoff_bytes": one.got.handoff_bytes,
+        "number": one.case.number, "follows": one.case.follows, "greedy": one.case.is_greedy,
+        "speculation": one.case.speculates, "prompt_tokens": one.expected.num_prompt_tokens,
+        "completion_tokens": len(one.expected.token_ids), "finish_reason": one.expected.finish_reason,
+        "cached_tokens": one.got.num_cached_tokens, "handoff_bytes": one.got.handoff_bytes,
         "identical": one.difference is None, "difference": one.difference,
     }

@@ -1,22 +1,24 @@
-"""One verification run: the cases through a cluster, then in this process, then compared."""
+"""One verification run: the cases through a cluster, first over cold caches, then some that begin like these over what
+they have left; then all of them in this process, and compared."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pd_engine.contracts import api_pb2
 from pd_engine.errors import FailedPrecondition
 from pd_engine.settings import Settings
-from pd_ops.client import router_client
+from pd_ops.client import Completion, RouterClient, router_client
 from pd_ops.monolithic import Monolithic, Questions
 from pd_ops.verification.cases import Case, CaseLimits, make_cases
 from pd_ops.verification.oracle import expected_outcome
 from pd_ops.verification.outcome import first_difference, outcome_of
-from pd_ops.verification.remote import Request, run_remote, worker_pairs
+from pd_ops.verification.remote import Request, cold_placements, run_remote, warm_placement, worker_pairs
 from pd_ops.verification.report import CheckedCase, Report
+from pd_ops.verification.warm import FinishedCase, warm_cases
 
 PROGRESS_EVERY = 10
 
@@ -25,7 +27,10 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerificationPlan:
+    """`count` requests over cold caches, then `num_warm` over warm ones."""
+
     count: int
+    num_warm: int
     seed: int
     concurrency: int
 
@@ -45,23 +50,31 @@ async def verify(address: str, settings: Settings, plan: VerificationPlan, note:
         info, pairs = await client.model_info(), worker_pairs(await client.server_info())
         oracle = await asyncio.to_thread(load_oracle, settings, info)
         has_drafts = info.num_draft_layers > 0
-        cases = make_cases(plan.count, plan.seed, CaseLimits(
+        limits = CaseLimits(
             vocab_size=info.vocab_size, max_context_length=info.max_context_length, block_size=info.block_size,
             chunk_tokens=settings.engine.chunk_tokens,
             max_speculate=settings.decode.speculate if has_drafts else 0,
-        ))
-        note(f"{plan.count} requests through {len(pairs)} pairs of workers, {plan.concurrency} at a time")
-        completions = await run_remote(
-            client, [_request(case) for case in cases], pairs, concurrency=plan.concurrency,
-            on_done=_progress(note, "cluster", plan.count),
         )
+        cases = make_cases(plan.count, plan.seed, limits)
+        placements = cold_placements(pairs, len(cases))
+        note(f"{plan.count} requests through {len(pairs)} pairs of workers, {plan.concurrency} at a time")
+        completions = await _run(client, cases, placements, plan, _progress(note, "cluster", plan.count))
+        finished = [_finished(oracle, case, done) for case, done in zip(cases, completions, strict=True)]
+        warm = warm_cases(finished, plan.num_warm, plan.seed, limits)
+        places = [warm_placement(placements[case.follows]) for case in warm if case.follows is not None]
+        note(f"{plan.num_warm} that begin like these, over what is cached")
+        completions += await _run(client, warm, places, plan, _progress(note, "warm", plan.num_warm))
+        cases += warm
     note("the same in this process")
     progress = _progress(note, "one process", len(cases))
     checked = []
     for number, (case, completion) in enumerate(zip(cases, completions, strict=True), start=1):
         expected = await asyncio.to_thread(expected_outcome, oracle, _request(case))
         got = outcome_of(completion.complete)
-        difference = first_difference(expected, got, bytes_per_token=info.bytes_per_token)
+        difference = first_difference(
+            expected, got, bytes_per_token=info.bytes_per_token,
+            shared_block_tokens=info.block_size if case.is_warm else None,
+        )
         checked.append(CheckedCase(case=case, expected=expected, got=got, difference=difference))
         progress(number)
     return Report(
@@ -84,6 +97,22 @@ def load_oracle(settings: Settings, info: api_pb2.GetModelInfoResponse) -> Monol
             f"--model, --dtype, --ops, --speculate and --config"
         )
     return oracle
+
+
+async def _run(
+    client: RouterClient, cases: Sequence[Case], placements: Sequence[api_pb2.Placement], plan: VerificationPlan,
+    on_done: Callable[[int], None],
+) -> list[Completion]:
+    return await run_remote(
+        client, [_request(case) for case in cases], placements, concurrency=plan.concurrency, on_done=on_done
+    )
+
+
+def _finished(oracle: Monolithic, case: Case, completion: Completion) -> FinishedCase:
+    question = oracle.questions.ask(case.prompt, case.sampling, request_id="")
+    return FinishedCase(
+        number=case.number, prompt_ids=question.prompt_ids, token_ids=tuple(completion.complete.output_ids)
+    )
 
 
 def _request(case: Case) -> Request:
