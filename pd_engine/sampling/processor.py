@@ -113,6 +113,16 @@ class LogitProcessor:
         self._table = np.concatenate([self._table, rows])
 
 
+def join(tables: Sequence[Table]) -> Table:
+    """One after the other. (`np.concatenate` compares the dtypes of structured arrays field by field, each time.)"""
+    joined: Table = np.empty(sum(map(len, tables)), dtype=_ROW)
+    start = 0
+    for table in tables:
+        joined[start : start + len(table)] = table
+        start += len(table)
+    return joined
+
+
 def process(logits: Values, table: Table) -> Values:
     """The processed logits of a table's tokens, or of several tables' one after the other."""
     bias: Values = table["bias"]

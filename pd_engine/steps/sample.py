@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pd_engine.sampling.processor import NO_CHANGE, LogitProcessor, process
+from pd_engine.sampling.processor import NO_CHANGE, LogitProcessor, join, process
 from pd_engine.sequence import Sequence, TokenLogprobs
 from pd_kernels.ops import Ops, SamplingRows
 
@@ -50,7 +50,7 @@ def _processed(logits_TZ: Tensor, places: Seq[Place]) -> Tensor:
         _processor(place.sequence).table(place.drafted) if place.sequence.params.changes_logits else NO_CHANGE
         for place in places
     ]
-    table = np.concatenate(tables)
+    table = join(tables)
     if not len(table):
         return logits_TZ
     rows = np.repeat(np.arange(len(places)), [len(table) for table in tables])
