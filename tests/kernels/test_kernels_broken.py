@@ -59,6 +59,11 @@ DEFECTS = [
            "philox(chunk * LANES, (uint32_t)position,", "philox(chunk * LANES, (uint32_t)0,"),
     Defect("a piece's last bytes are left out", "block_checksum/cpu.cpp",
            "if (at < num_bytes) total += word_at", "if (false) total += word_at"),
+    Defect("an e4m3 number is cut instead of rounded", "cpu/fp8.h",
+           "((high + set_u(0x7FFFF) + odd) >> 20)", "((high + (odd & set_u(0))) >> 20)"),
+    Defect("a strip of e4m3 weights is decoded in another order", "cpu/matmul.h",
+           "store(out, Product<e4m3>::weight(group, unit, code));",
+           "store(out, Product<e4m3>::weight(group, unit, (code + 1) % 4));"),
 ]
 
 
@@ -110,7 +115,7 @@ def test_ops_are_clean_under_sanitizers(tmp_path: Path) -> None:
     tests = Path(__file__).parent
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-         *(str(tests / f"test_kernels_{name}.py") for name in ("cpu", "sampling", "repeat", "blocks"))],
+         *(str(tests / f"test_kernels_{name}.py") for name in ("cpu", "fp8", "sampling", "repeat", "blocks"))],
         cwd=tests.parents[1], check=False, capture_output=True, text=True,
         env={**os.environ, LIBRARY_DIRECTORY_VARIABLE: str(tmp_path), "LD_PRELOAD": " ".join(runtimes),
              "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0"},

@@ -1,4 +1,4 @@
-"""What FP8 costs in accuracy, on short texts: the order of things as docs/benchmarks/fp8.md and decision 0104 have it."""
+"""What FP8 costs in accuracy, on short texts: the order of things that docs/benchmarks/fp8.md states."""
 
 from __future__ import annotations
 
