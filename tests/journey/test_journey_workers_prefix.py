@@ -29,9 +29,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK = 16
 SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 8, "chunk_tokens": 64}, "decode": {"adaptive_speculation": False},
-    "transfer": {"lease_ms": 5_000},
+    "transfer": {"lease_ms": 60_000},
 }
-TEXT = "An object that holds other objects is called a container, and some containers are sequences. " * 30
+TEXT = "An object that holds other objects is called a container, and some containers are sequences. " * 60
 
 
 @pytest.fixture(scope="module")
@@ -243,4 +243,63 @@ async def test_cache_events_follow_what_is_stored(player: Player, engine: Engine
             assert (first.snapshot, first.sequence) == (is_snapshot, changes.sequence)
             assert first.previous_sequence == (0 if is_snapshot else asked)
             again.cancel()
+    await player.until_idle()
+
+
+async def pressure(player: Player, tokenizer: Tokenizer, max_tokens: int) -> None:
+    """Other prompts, which need all the room that nothing is pinned in."""
+    for number in range(4):
+        ids = tokenizer.encode(TEXT)[number + 1 :][:700]
+        await player.run(ids, message(tokenizer, params(max_tokens)), cached=True, salt=new_journey())
+
+
+async def finish(player: Player, reserve: pb.ReserveRequest, lease: pb.ReserveReply) -> Copy:
+    async for reply in player.prefill_replies(player.prefill_request(reserve, lease)):
+        if reply.HasField("source"):
+            await player.pull(reserve, lease, reply.source)
+        else:
+            copy = player.copy(reserve.journey.journey_id)
+            copy.cached_tokens = reply.first_token.cached_tokens
+    copy = await player.until(reserve.journey.journey_id, Copy.has_ended)
+    await player.release(reserve.journey.journey_id)
+    return copy
+
+
+async def test_evict_while_sending(player: Player, engine: Engine, tokenizer: Tokenizer) -> None:
+    """evict-while-sending: a prompt that was found in the cache waits to be fetched while others need all the room. Its
+    blocks stay, arrive whole, and are found once more."""
+    ids, asked, salt = tokenizer.encode(TEXT)[:640], params(6), "evict while sending"
+    await player.run(ids, message(tokenizer, params(1)), cached=True, salt=salt)
+    reserve = player.reserve_request(
+        new_journey(), ids, message(tokenizer, asked), checksums=True, cached=True, salt=salt
+    )
+    lease = await player.decode.Reserve(reserve, timeout=CALL_TIMEOUT_S)
+    replies = [reply async for reply in player.prefill_replies(player.prefill_request(reserve, lease))]
+    await pressure(player, tokenizer, 1)
+    await player.pull(reserve, lease, replies[0].source)
+    copy = await player.until(reserve.journey.journey_id, Copy.has_ended)
+    await player.release(reserve.journey.journey_id)
+    expected = generate(engine, tokenizer, ids, asked, speculate=1, checksums=True)
+    check_equal(copy, expected)
+    check_moved(copy, engine, expected, num_tokens=640, num_held_blocks=0)
+    assert (await player.run(ids, message(tokenizer, params(1)), cached=True, salt=salt)).cached_tokens == 640
+    await player.until_idle()
+
+
+async def test_a_lease_pins_what_need_not_be_sent(player: Player, engine: Engine, tokenizer: Tokenizer) -> None:
+    """Between Reserve and the end of the handoff others need all the room of the decode worker."""
+    ids, asked, salt = tokenizer.encode(TEXT)[:320], params(6), "pinned by a lease"
+    first = await player.run(ids, message(tokenizer, asked), cached=True, salt=salt)
+    ids = [*ids, *first.token_ids]
+    reserve = player.reserve_request(
+        new_journey(), ids, message(tokenizer, asked), checksums=True, cached=True, salt=salt
+    )
+    lease = await player.decode.Reserve(reserve, timeout=CALL_TIMEOUT_S)
+    assert lease.num_held_blocks == 20
+    await pressure(player, tokenizer, 2)
+    copy = await finish(player, reserve, lease)
+    expected = generate(engine, tokenizer, ids, asked, speculate=1, checksums=True)
+    check_equal(copy, expected)
+    check_moved(copy, engine, expected, num_tokens=326, num_held_blocks=20)
+    assert copy.cached_tokens == 0
     await player.until_idle()
