@@ -91,8 +91,8 @@ class RouterSettings(Section):
 class TransferSettings(Section):
     """How latents get from one pool to the other."""
 
-    transport: Literal["auto", "shared_memory", "tcp", "nixl"] = Field(
-        "auto", description="auto: what the host can do, best first, logged; nixl needs the extra of that name"
+    transport: Literal["auto", "shared_memory", "tcp", "nixl", "nccl"] = Field(
+        "auto", description="auto: what the host can do, best first, logged; nixl needs that extra, nccl the extra gpu"
     )
     lease_ms: int = Field(10_000, ge=100, description="how long a right to blocks lives without renewal")
     fetch_timeout_ms: int = Field(5_000, ge=1, description="one fetch at most, before the peer counts as stalled")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 from kv_transfer.transport import PullTransport, SourceTransport
 from kv_transfer.transports.choice import TRANSPORT_NAMES, host_facts, transport_names, why
+from kv_transfer.transports.nccl import NcclPull
+from kv_transfer.transports.nccl_source import NcclSource
 from kv_transfer.transports.nixl import NixlPull
 from kv_transfer.transports.nixl_source import NixlSource
 from kv_transfer.transports.shared_memory import SharedMemoryPull, SharedMemorySource
@@ -34,6 +36,7 @@ def source_transports(settings: TransferSettings, *, secret: str, host: str) -> 
     """
     made: dict[str, Callable[[], SourceTransport]] = {
         "shared_memory": lambda: SharedMemorySource(secret=secret),
+        "nccl": lambda: NcclSource(secret=secret, host=host),
         "nixl": lambda: NixlSource(secret=secret, host=host),
         "tcp": lambda: TcpSource(secret=secret, host=host),
     }
@@ -46,6 +49,7 @@ def pull_transports(settings: TransferSettings, arena: Arena, *, secret: str) ->
     checksums = range_checksums if settings.checksums else None
     made: dict[str, Callable[[], PullTransport]] = {
         "shared_memory": lambda: SharedMemoryPull(arena, secret=secret, copy=copy),
+        "nccl": lambda: NcclPull(arena, secret=secret),
         "nixl": lambda: NixlPull(arena, secret=secret, copy=copy),
         "tcp": lambda: TcpPull(arena, secret=secret, checksums=checksums),
     }

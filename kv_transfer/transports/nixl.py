@@ -2,8 +2,8 @@
 
 Nothing that NIXL has begun can be called back: releasing a transfer does not end it. So data land in staging memory of
 the connection, and are copied into the arena (and checksummed, in the same pass) only when all of a fetch is there and
-still wanted. A fetch that is given up leaves its staging to the transfer: the connection is used no more, and its
-memory goes with its agent.
+still wanted. A fetch that is given up and does not end soon leaves its staging to the transfer: the connection is used
+no more, and its memory goes with its agent.
 
     READ generations -> READ ranges -> READ generations -> copy
 
@@ -16,7 +16,6 @@ import asyncio
 import logging
 import secrets
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,6 +35,7 @@ from kv_transfer.transport import (
     UInt64s,
 )
 from kv_transfer.transports.handshake import connect, receive
+from kv_transfer.transports.interest import Interest
 from kv_transfer.transports.nixl_agent import (
     DONE,
     IN_PROGRESS,
@@ -114,7 +114,7 @@ class NixlConnection:
         self._copy = copy
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
         self._reader: _Reader | None = None
-        self._unfinished: dict[asyncio.Future[Fetched], threading.Event] = {}
+        self._unfinished: dict[asyncio.Future[Fetched], Interest] = {}
         self._is_abandoned = False  # a transfer that nobody waits for may still write to the staging memory
         self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-nixl-watch")
 
@@ -128,27 +128,28 @@ class NixlConnection:
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
         if not self.usable:
             raise Unavailable("the source is gone")
-        stop = threading.Event()
-        job = asyncio.get_running_loop().run_in_executor(self._executor, self._run, spans, stop)
-        self._unfinished[job] = stop
+        interest = Interest()
+        job = asyncio.get_running_loop().run_in_executor(self._executor, self._run, spans, interest)
+        self._unfinished[job] = interest
         job.add_done_callback(self._finished)
         try:
             return await asyncio.wait_for(asyncio.shield(job), timeout_s)
         except TimeoutError:
             raise DeadlineExceeded(f"{spans.num_bytes} bytes did not come within {timeout_s} s") from None
         finally:
-            stop.set()
+            if not job.done():
+                interest.give_up()
 
     async def quiesce(self) -> None:
-        stopped = [job for job, stop in self._unfinished.items() if stop.is_set()]
+        stopped = [job for job, interest in self._unfinished.items() if not interest.is_wanted]
         if stopped:
             await asyncio.wait(stopped)
 
     async def close(self) -> None:
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
-        for stop in self._unfinished.values():
-            stop.set()
+        for interest in self._unfinished.values():
+            interest.abandon()
         await self.quiesce()
         self._sock.close()
         ended = asyncio.get_running_loop().run_in_executor(self._executor, self._end)
@@ -162,34 +163,36 @@ class NixlConnection:
         return reader
 
     def _finished(self, job: asyncio.Future[Fetched]) -> None:
-        del self._unfinished[job]
+        self._unfinished.pop(job).end()
         if not job.cancelled():
             job.exception()  # nobody may be left to look at it
 
-    def _run(self, spans: Spans, stop: threading.Event) -> Fetched:
+    def _run(self, spans: Spans, interest: Interest) -> Fetched:
         """In the connection's thread."""
         assert self._reader is not None
-        if self._is_abandoned or stop.is_set():
+        if self._is_abandoned or not interest.is_wanted:
             raise Unavailable("nobody waits for this fetch any more")
         staged_N = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(spans.lengths)[:-1]])
         try:
             staging = self._reader.staging(spans.num_bytes + 8 * self._num_blocks)
-            before = self._read_generations(spans, staging, stop)
-            self._reader.read(self._source_address + spans.source_offsets, staged_N, spans.lengths, stop)
-            after = self._read_generations(spans, staging, stop)
+            before = self._read_generations(spans, staging, interest)
+            self._reader.read(self._source_address + spans.source_offsets, staged_N, spans.lengths, interest)
+            after = self._read_generations(spans, staging, interest)
         except PdRelayError:
             self._is_abandoned = True
             raise
+        if not interest.is_wanted:
+            raise Unavailable("nobody waits for this fetch any more")
         checksums = self._copy(staging, self._destination, staged_N, spans.offsets, spans.lengths)
         return Fetched(generations_before=before, generations_after=after, checksums=checksums)
 
-    def _read_generations(self, spans: Spans, staging: Bytes, stop: threading.Event) -> UInt64s:
+    def _read_generations(self, spans: Spans, staging: Bytes, interest: Interest) -> UInt64s:
         """uint64 [n]: of the header of the source's arena, from the first to the last block that is asked for."""
         assert self._reader is not None
         first, count = int(spans.block_ids.min()), int(np.ptp(spans.block_ids)) + 1
         start = spans.num_bytes + -spans.num_bytes % 8
         place = np.array([start]), np.array([8 * count])
-        self._reader.read(np.array([self._source_address + 8 * first]), *place, stop)
+        self._reader.read(np.array([self._source_address + 8 * first]), *place, interest)
         generations: UInt64s = staging[start : start + 8 * count].view(np.uint64)[spans.block_ids - first]
         return generations
 
@@ -219,11 +222,11 @@ class _Reader:
             self._registration = self._agent.register_memory([region], MEMORY)
         return self._staging
 
-    def read(self, addresses: Int64s, offsets: Int64s, lengths: Int64s, stop: threading.Event) -> None:
+    def read(self, addresses: Int64s, offsets: Int64s, lengths: Int64s, interest: Interest) -> None:
         """Ranges of the source's memory into the staging memory; returns when all of it is there.
 
         Raises:
-            Unavailable: the source is gone, or `stop` was set.
+            Unavailable: the source is gone, or the fetch was abandoned.
         """
         assert self._agent is not None
         local = self._agent.get_xfer_descs(_regions(self._staging.ctypes.data + offsets, lengths), MEMORY)
@@ -231,7 +234,7 @@ class _Reader:
         try:
             handle = self._agent.initialize_xfer("READ", local, remote, self._remote)
             state, num_polls = self._agent.transfer(handle), 0
-            while state == IN_PROGRESS and not stop.is_set():
+            while state == IN_PROGRESS and not interest.is_abandoned:
                 num_polls += 1
                 if num_polls > FIRST_POLLS:
                     time.sleep(POLL_PERIOD_S)
@@ -241,7 +244,7 @@ class _Reader:
         except Exception as error:  # noqa: BLE001 - NIXL's share no base class: whatever it is, this peer is lost
             raise Unavailable(f"the source is gone: {type(error).__name__}") from None
         if state != DONE:
-            raise Unavailable("nobody waits for this fetch any more" if stop.is_set() else "the source is gone")
+            raise Unavailable("this fetch was abandoned" if interest.is_abandoned else "the source is gone")
 
     def end(self, *, is_quiet: bool) -> None:
         """Ends the agent, and with it whatever is in flight; only then is the memory given back."""

@@ -76,5 +76,5 @@ def make_nixl_agent(name: str) -> NixlAgent:
 def _log_to_standard_error() -> None:
     """Its logger writes to standard output, which belongs to results."""
     for handler in logging.getLogger("nixl").handlers:
-        if isinstance(handler, logging.StreamHandler):
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)

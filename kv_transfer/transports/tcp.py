@@ -27,16 +27,9 @@ from kv_transfer.transport import (
     runs_of,
 )
 from kv_transfer.transports.handshake import connect
+from kv_transfer.transports.streams import MAX_VIEWS, hang_up, prepare, receive_into, send_views, views_of
 from kv_transfer.transports.tcp_frames import GENERATION, MAX_RANGES, REPLY, REQUEST, Status, ranges_of
-from kv_transfer.transports.tcp_source import (
-    MAX_VIEWS,
-    NAME,
-    hang_up,
-    prepare,
-    receive_into,
-    send_views,
-    views_of,
-)
+from kv_transfer.transports.tcp_source import NAME
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable

@@ -52,6 +52,7 @@ async def test_late_data(pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch) 
     await connection.quiesce()
     assert not connection.usable, "its staging memory belongs to the late transfer"
     for transfer in agents[0].transfers:
+        assert transfer.num_done < len(transfer.local)
         assert not transfer.is_released
         agents[0].go_on(transfer)
     assert bytes(pair.arena.buffer) == before

@@ -1,4 +1,5 @@
-"""Handoffs between real processes: what a signal or a socket does to them. Each on shared memory and tcp."""
+"""Handoffs between real processes: what a signal or a socket does to them. Each on shared memory and tcp, and on nixl
+where it is installed."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 
 from kv_transfer.journey import JourneyKey, SourceInfo
+from kv_transfer.transports.choice import host_facts
 from pd_engine.errors import Gone, PdRelayError, Unavailable
 from pd_engine.settings import TransferSettings
 from support.handoffs import LAYOUT, DestinationSide, SourceSide, new_key, running
 from support.leaks import assert_no_leaks, assert_pool_is_free, until
 from support.source_process import SourceProcess, ends, pins, source_process, start_fork_server
 
-TRANSPORTS = ("shared_memory", "tcp")
+TRANSPORTS = ("shared_memory", "tcp", *(["nixl"] if host_facts().has_nixl else []))
 NUM_TOKENS = 100
 NUM_BLOCKS = LAYOUT.num_blocks_for(NUM_TOKENS)
 

@@ -53,7 +53,7 @@ def test_handoff_rows(transport: str, tmp_path: Path) -> None:
 def test_an_unknown_transport_is_refused() -> None:
     finished = run_command("bench", "transfer", "--transport", "carrier-pigeon", "--json")
     assert finished.code == 2
-    assert "--transport must be shared_memory or tcp or nixl" in finished.document["error"]["message"]
+    assert "--transport must be shared_memory or tcp or nixl or nccl" in finished.document["error"]["message"]
 
 
 async def test_what_was_verified_before_the_end_is_hidden() -> None:

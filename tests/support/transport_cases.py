@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,9 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_transfer.transport import Connection, PullTransport, SourceTransport, Spans
+from kv_transfer.transports.choice import host_facts
 from kv_transfer.transports.loopback import LoopbackNetwork, LoopbackPull, LoopbackSource
+from kv_transfer.transports.nccl import NcclPull
+from kv_transfer.transports.nccl_source import NcclSource
 from kv_transfer.transports.nixl import NixlPull
-from kv_transfer.transports.nixl_agent import MODULES, make_nixl_agent
+from kv_transfer.transports.nixl_agent import make_nixl_agent
 from kv_transfer.transports.nixl_source import NixlSource
 from kv_transfer.transports.shared_memory import SharedMemoryPull, SharedMemorySource
 from kv_transfer.transports.tcp import TcpPull
@@ -23,11 +25,13 @@ from pd_engine.cache.arena import Arena
 from pd_engine.cache.layout import CacheLayout
 from pd_kernels.block_checksum.ranges import range_checksums
 from pd_kernels.block_copy import copy_and_checksum_pieces
+from support.fake_nccl import FakeNccl
 from support.fake_nixl import FakeNixlAgent
 from support.handoffs import LAYOUT, SECRET, fill_random
 
-HAS_NIXL = any(importlib.util.find_spec(module.split(".", maxsplit=1)[0]) for module in MODULES)
-TRANSPORTS = ("loopback", "shared_memory", "tcp", "fake nixl", *(["nixl"] if HAS_NIXL else []))
+TRANSPORTS = (
+    "loopback", "shared_memory", "tcp", "fake nixl", "fake nccl", *(["nixl"] if host_facts().has_nixl else [])
+)
 EPOCH = "e" * 32
 TIMEOUT_S = 20.0
 
@@ -106,6 +110,10 @@ async def transport_pair(
                 arena, secret=secret, copy=copy_and_checksum_pieces, make_agent=make
             ),
         ) for name, make in (("nixl", make_nixl_agent), ("fake nixl", FakeNixlAgent))},
+        "fake nccl": (
+            lambda: NcclSource(secret=SECRET, host="127.0.0.1", make_nccl=lambda: FakeNccl.shared),
+            lambda secret: NcclPull(arena, secret=secret, make_nccl=lambda: FakeNccl.shared),
+        ),
         "tcp": (
             lambda: TcpSource(secret=SECRET, host="127.0.0.1"),
             lambda secret: TcpPull(arena, secret=secret, checksums=range_checksums),

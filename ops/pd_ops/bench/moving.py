@@ -16,7 +16,7 @@ import numpy as np
 
 from kv_transfer.transport import Connection
 from kv_transfer.transports import pull_transports
-from kv_transfer.transports.tcp_source import receive_into, views_of
+from kv_transfer.transports.streams import receive_into, views_of
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DataLoss
 from pd_engine.settings import TransferSettings

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kv_transfer.transport import SourceTransport
 from kv_transfer.transports import source_transports
-from kv_transfer.transports.tcp_source import send_views, views_of
+from kv_transfer.transports.streams import send_views, views_of
 from pd_engine.cache.arena import Arena
 from pd_engine.settings import TransferSettings
 from pd_kernels.block_checksum.ranges import range_checksums
