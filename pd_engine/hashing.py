@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 
 HASH_BYTES = 16
+TOKEN_BYTES = 4
 DEFAULT_BLOCK_SIZE = 16  # tokens a block
 
 
@@ -36,10 +37,16 @@ def block_hashes(
 
 def extend_hash(parent: bytes, block_token_ids: Sequence[int]) -> bytes:
     """The hash of the block with these tokens that follows the block with hash `parent`."""
-    return hashlib.blake2b(parent + _little_endian_uint32(block_token_ids), digest_size=HASH_BYTES).digest()
+    return extend_packed_hash(parent, pack_tokens(block_token_ids))
 
 
-def _little_endian_uint32(token_ids: Sequence[int]) -> bytes:
+def extend_packed_hash(parent: bytes, block: bytes) -> bytes:
+    """`extend_hash` of tokens that `pack_tokens` has packed."""
+    return hashlib.blake2b(parent + block, digest_size=HASH_BYTES).digest()
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Little-endian uint32, `TOKEN_BYTES` a token."""
     words = array("I", token_ids)
-    assert words.itemsize == 4, words.itemsize
+    assert words.itemsize == TOKEN_BYTES, words.itemsize
     return words.tobytes()

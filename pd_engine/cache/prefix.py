@@ -12,14 +12,13 @@ it follows: what is stored can always be found.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.chain import Chain, HashBlock
 from pd_engine.cache.events import CacheLog
-from pd_engine.hashing import extend_hash, root_hash
+from pd_engine.hashing import extend_packed_hash, root_hash
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -53,7 +52,7 @@ class PrefixCache:
 
     def __init__(
         self, pool: BlockPool, *, fingerprint: str, block_size: int, prompts_only: bool = False,
-        log: CacheLog | None = None, hash_block: HashBlock = extend_hash,
+        log: CacheLog | None = None, hash_block: HashBlock = extend_packed_hash,
     ) -> None:
         self.log = log or CacheLog()
         self._pool = pool
@@ -169,7 +168,7 @@ class PrefixCache:
     def _entry(self, chain: Chain, index: int) -> _Entry | None:
         """Of the chain's block `index`, verified."""
         entry = self._entries.get(chain.hashes[index])
-        if entry is None or (entry.parent, entry.tokens) != (chain.parent(index), _packed(chain.tokens(index))):
+        if entry is None or (entry.parent, entry.tokens) != (chain.parent(index), chain.tokens(index)):
             return None
         return entry
 
@@ -184,7 +183,7 @@ class PrefixCache:
                 return False
             entry = self._entries[block_hash] = _Entry(
                 block_hash=block_hash, is_first=index == 0, parent=chain.parent(index),
-                tokens=_packed(chain.tokens(index)),
+                tokens=chain.tokens(index),
             )
             self.log.stored(block_hash)
         entry.copies[block] = False
@@ -209,7 +208,3 @@ class PrefixCache:
             if not self._pool.is_held(block) and self._as_good(entry, block):
                 self._forget(block)
                 self._pool.discard(block)
-
-
-def _packed(token_ids: Sequence[int]) -> bytes:
-    return array("I", token_ids).tobytes()

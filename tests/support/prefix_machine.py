@@ -3,7 +3,6 @@ written to them. The cache under test is the production class, or one with a pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
@@ -20,9 +19,9 @@ BLOCK_SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=7)
 
 
-def weak_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+def weak_hash(parent: bytes, tokens: bytes) -> bytes:
     """Of few values, so that different blocks often have the same one."""
-    return bytes([(parent[0] * 3 + sum((1 + place) * token for place, token in enumerate(token_ids))) % 11])
+    return bytes([(parent[0] * 3 + sum((1 + place) * value for place, value in enumerate(tokens))) % 11])
 
 
 @dataclass(eq=False)
