@@ -128,7 +128,8 @@ def test_nothing_comes_after_a_stop() -> None:
 
 @pytest.mark.parametrize("min_tokens", range(8))
 def test_a_stop_string_counts_after_min_tokens(min_tokens: int) -> None:
-    """One that is completed before is text, even where a longer one still held it back; one that began before counts."""
+    """One that is completed before is text, even where a longer one still held it back; one that began before counts.
+    """
     ids = [token for char in "xababab" for token in TOKENIZER.encode(char)]
     assert len(ids) == 7
     output, shown = OutputText(TOKENIZER, ("ab", "abababz"), min_tokens=min_tokens), ""

@@ -109,7 +109,8 @@ def test_top_p_ends_within_ties_as_the_reference_does() -> None:
     size = 16
     rows = SamplingRows(
         temperature_T=np.ones(24, np.float32), top_k_T=np.repeat(np.array([-1, 6], np.int32), [16, 8]),
-        top_p_T=np.full(24, 0.3, np.float32), min_p_T=np.zeros(24, np.float32), seed_T=np.arange(24, dtype=np.uint64), position_T=np.zeros(24, np.int64))
+        top_p_T=np.full(24, 0.3, np.float32), min_p_T=np.zeros(24, np.float32),
+        seed_T=np.arange(24, dtype=np.uint64), position_T=np.zeros(24, np.int64))
     tokens = triton_ops().sample(torch.zeros(24, size), rows)
     assert np.array_equal(tokens, reference_ops().sample(torch.zeros(24, size), rows))
     assert set(tokens[:16]) == {0, 1, 2, 3, 4}
