@@ -50,8 +50,7 @@ class TtftTarget:
         return self.begun_s + self.target_ms / 1000 - now_s
 
     def check(self, placement: Placement, now_s: float) -> None:
-        """Refuses what would only be late. The prefill worker of a placement is the one with the earliest first token,
-        so no other placement does better.
+        """Refuses what would only be late. A placement is late only if no other one would be in time.
 
         Raises:
             ResourceExhausted: with a hint when the queue ahead will be short enough.

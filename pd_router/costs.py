@@ -2,6 +2,8 @@
 
 At a prefill worker   queue    what waits there already has to be computed first
                       compute  the prompt beyond its cached blocks, at least one token
+                      delay    what that costs those who come after: the share of the prompt that is computed, times
+                               what prompts wait at present in this pool
 At a decode worker    move     the cache of the prompt beyond the blocks that it holds
                       stay     the tokens to generate, at the pace of its batch with this sequence in it
                       hold     what the blocks it takes cost those who come after: the share of the free ones that it
@@ -41,12 +43,24 @@ def num_expected_tokens(request: PlacementRequest) -> int:
     return min(request.num_output_tokens, MAX_EXPECTED_TOKENS)
 
 
+def mean_queue_ms(workers: Sequence[WorkerView]) -> float:
+    """What a prompt waits at one of these prefill workers, on average."""
+    return sum([worker.num_queued_tokens * worker.prefill_ms_per_token for worker in workers]) / len(workers)
+
+
+def first_token_ms(worker: WorkerView, request: PlacementRequest, num_held: int) -> float:
+    """Queue and compute, at a prefill worker."""
+    return (worker.num_queued_tokens + num_uncached_tokens(request, num_held)) * worker.prefill_ms_per_token
+
+
 def prefill_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: Mapping[str, int]) -> list[float]:
-    """Of each worker: queue and compute, until the first token is there. All at once, as it is done most often."""
+    """Of each worker: queue, compute and delay. All at once, as it is done most often."""
     num_held, num_tokens, block_size = held.get, request.num_tokens, request.block_size
+    delay_ms_per_token = mean_queue_ms(workers) / num_tokens
     return [
-        (worker.num_queued_tokens + (num_tokens - num_held(worker.worker_id, 0) * block_size or 1))
-        * worker.prefill_ms_per_token
+        worker.num_queued_tokens * worker.prefill_ms_per_token
+        + (num_tokens - num_held(worker.worker_id, 0) * block_size or 1)
+        * (worker.prefill_ms_per_token + delay_ms_per_token)
         for worker in workers
     ]
 
@@ -62,10 +76,16 @@ def decode_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: Ma
     ]
 
 
-def prefill_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -> dict[str, float]:
-    """What `prefill_ms` is made of."""
-    compute_ms = num_uncached_tokens(request, num_held) * worker.prefill_ms_per_token
-    return {"queue": worker.num_queued_tokens * worker.prefill_ms_per_token, "compute": compute_ms}
+def prefill_terms(
+    worker: WorkerView, request: PlacementRequest, num_held: int, *, pool_queue_ms: float
+) -> dict[str, float]:
+    """What `prefill_ms` is made of. `pool_queue_ms`: the mean of those that could take it."""
+    num_uncached = num_uncached_tokens(request, num_held)
+    return {
+        "queue": worker.num_queued_tokens * worker.prefill_ms_per_token,
+        "compute": num_uncached * worker.prefill_ms_per_token,
+        "delay": num_uncached / request.num_tokens * pool_queue_ms,
+    }
 
 
 def decode_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -> dict[str, float]:
@@ -91,7 +111,8 @@ def local_terms(worker: WorkerView, request: PlacementRequest, num_held: int) ->
 
 
 def break_even_tokens(prefill: WorkerView, decode: WorkerView) -> float | None:
-    """Uncached tokens up to which local prefill at `decode` is cheaper than a handoff to it from `prefill`.
+    """Uncached tokens up to which local prefill at `decode` is cheaper than a handoff to it from `prefill`, by what the
+    request itself pays.
 
     A handoff waits in the prefill worker's queue and wins per token; local prefill the other way round. None: it is
     not offered; `inf`: it does not even lose per token.

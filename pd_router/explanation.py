@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pd_router import costs
 from pd_router.placement import (
@@ -94,17 +95,19 @@ class _Part:
 
 
 def _parts(request: PlacementRequest, snapshot: Snapshot) -> list[_Part]:
+    usable = usable_prefill(request, snapshot)
+    pool_queue_ms = costs.mean_queue_ms(usable) if usable else 0.0
     parts = [
         _Part(
-            name="prefill", pool=snapshot.prefill, usable=_ids(usable_prefill(request, snapshot.prefill)),
-            pinned=request.pinned_prefill, num_blocks=request.num_prefill_blocks, terms=costs.prefill_terms,
+            name="prefill", pool=snapshot.prefill, usable=_ids(usable), pinned=request.pinned_prefill,
+            num_blocks=request.num_prefill_blocks, terms=partial(costs.prefill_terms, pool_queue_ms=pool_queue_ms),
         )
     ]
     if request.num_decode_blocks:
         offering = [worker for worker in snapshot.decode if worker.local_prefill_ms_per_token is not None]
         for name, pool, usable, terms in (
-            ("decode", snapshot.decode, usable_decode(request, snapshot.decode), costs.decode_terms),
-            ("local", offering, usable_local(request, snapshot.decode), costs.local_terms),
+            ("decode", snapshot.decode, usable_decode(request, snapshot), costs.decode_terms),
+            ("local", offering, usable_local(request, snapshot), costs.local_terms),
         ):
             parts.append(
                 _Part(
@@ -136,7 +139,7 @@ def _passed_over(worker: WorkerView, part: _Part, request: PlacementRequest) -> 
         return Exclusion.AVOIDED
     if part.name == "local" and request.pinned_prefill:
         return Exclusion.PINNED_ELSEWHERE
-    return Exclusion.NOT_PREFERRED
+    return Exclusion.TOO_LATE if part.name == "prefill" else Exclusion.NOT_PREFERRED
 
 
 def _candidate_text(candidate: Candidate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from pd_engine.errors import InvalidArgument, NotFound, PdRelayError, Unavailable
 from pd_router.admission import TtftTarget
@@ -45,19 +46,21 @@ class RoomGate:
             ResourceExhausted: the first token would come too late.
         """
         if first_token is None:
-            return await self._place(request, recovery_wait_s)
+            return await self._place(request, recovery_wait_s, None)
         now_s = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(max(0.0, first_token.remaining_s(now_s()))):
-                placement = await self._place(request, recovery_wait_s)
+                placement = await self._place(request, recovery_wait_s, first_token)
         except TimeoutError:
             raise first_token.missed() from None
         if self._registry.knows_prefill_speed:
             first_token.check(placement, now_s())
         return placement
 
-    async def _place(self, request: PlacementRequest, recovery_wait_s: float) -> Placement:
-        decision = place(request, self._registry.snapshot(request.block_hashes))
+    async def _place(
+        self, request: PlacementRequest, recovery_wait_s: float, first_token: TtftTarget | None
+    ) -> Placement:
+        decision = self._decide(request, first_token)
         if isinstance(decision, Placement) and not self._turn.locked():
             return decision
         if isinstance(decision, Refusal):
@@ -65,12 +68,18 @@ class RoomGate:
         deadline_s = asyncio.get_running_loop().time() + recovery_wait_s
         async with self._turn:
             while True:
-                decision = place(request, self._registry.snapshot(request.block_hashes))
+                decision = self._decide(request, first_token)
                 if isinstance(decision, Placement):
                     return decision
                 remaining_s = deadline_s - asyncio.get_running_loop().time()
                 self._check(decision, may_recover=remaining_s > 0)
                 await self._wait(remaining_s if decision.kind is RefusalKind.NO_WORKER else None)
+
+    def _decide(self, request: PlacementRequest, first_token: TtftTarget | None) -> Placement | Refusal:
+        if first_token is not None and self._registry.knows_prefill_speed:
+            within_ms = 1000 * first_token.remaining_s(asyncio.get_running_loop().time())
+            request = replace(request, first_token_within_ms=within_ms)
+        return place(request, self._registry.snapshot(request.block_hashes))
 
     @staticmethod
     def _check(refusal: Refusal, *, may_recover: bool) -> None:

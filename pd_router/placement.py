@@ -25,6 +25,7 @@ class Exclusion(Enum):
     NO_ROOM = "no room now"
     AVOIDED = "failed this journey before"
     NOT_PREFERRED = "another one holds verified blocks of this journey"
+    TOO_LATE = "its first token would come too late"
 
 
 class RefusalKind(Enum):
@@ -58,7 +59,7 @@ class Placement:
     prefill_worker: computes the prompt; the decode worker itself if `kind` is LOCAL.
     decode_worker: None if prefill samples the only token that is left.
     ttft_ms: until the first token is there, as estimated.
-    cost_ms: of all that `pd_router.costs` counts.
+    cost_ms: what `pd_router.costs` counts, without the delay of others at the prefill worker.
     request, snapshot: what it was decided from; `pd_router.explanation` shows how.
     """
 
@@ -76,48 +77,63 @@ def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
     decode: str | None = None
     decode_ms = 0.0
     if request.num_decode_blocks:
-        usable = usable_decode(request, snapshot.decode)
+        usable = usable_decode(request, snapshot)
         if not usable:
             return _refusal("decode", request, snapshot)
         chosen, decode_ms = _cheapest(usable, costs.decode_ms(usable, request, snapshot.held))
         decode = chosen.worker_id
     local = _local_placement(request, snapshot)
-    usable = usable_prefill(request, snapshot.prefill)
+    usable = usable_prefill(request, snapshot)
     if not usable:
         return local if local is not None else _refusal("prefill", request, snapshot)
-    chosen, prefill_ms = _cheapest(usable, costs.prefill_ms(usable, request, snapshot.held))
-    if local is not None and local.cost_ms < prefill_ms + decode_ms:
+    chosen, _ = _cheapest(usable, costs.prefill_ms(usable, request, snapshot.held))
+    ttft_ms = costs.first_token_ms(chosen, request, snapshot.held.get(chosen.worker_id, 0))
+    if local is not None and local.cost_ms < ttft_ms + decode_ms:
         return local
     return Placement(
         kind=PrefillKind.REMOTE,
         prefill_worker=chosen.worker_id,
         decode_worker=decode,
-        ttft_ms=prefill_ms,
-        cost_ms=prefill_ms + decode_ms,
+        ttft_ms=ttft_ms,
+        cost_ms=ttft_ms + decode_ms,
         request=request,
         snapshot=snapshot,
     )
 
 
-def usable_prefill(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
-    """Those that can take it, without those that failed it unless nobody else is there."""
-    return _usable(pool, request.num_prefill_blocks, request.pinned_prefill, request.avoided)
+def usable_prefill(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerView]:
+    """Those that can take it, without those that failed it or would be late, unless nobody else is there."""
+    usable = _usable(snapshot.prefill, request.num_prefill_blocks, request.pinned_prefill, request.avoided)
+    within_ms = request.first_token_within_ms
+    if within_ms is None:
+        return usable
+    held = snapshot.held.get
+    return [
+        worker
+        for worker in usable
+        if costs.first_token_ms(worker, request, held(worker.worker_id, 0)) <= within_ms
+    ] or usable
 
 
-def usable_decode(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
-    """As `usable_prefill`; only the one that holds verified blocks of the journey if it is among them."""
+def usable_decode(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerView]:
+    """Those that can take it, without those that failed it unless nobody else is there; only the one that holds
+    verified blocks of the journey if it is among them."""
+    return _usable_decode(request, snapshot.decode)
+
+
+def usable_local(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerView]:
+    """Decode workers that can take it and offer to compute the prompt; none if a prefill worker was asked for."""
+    offering = [worker for worker in snapshot.decode if worker.local_prefill_ms_per_token is not None]
+    if not offering or request.pinned_prefill or not request.num_decode_blocks:
+        return []
+    return _usable_decode(request, offering)
+
+
+def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
     usable = _usable(pool, request.num_decode_blocks, request.pinned_decode, request.avoided)
     if request.preferred_decode:
         return [worker for worker in usable if worker.worker_id == request.preferred_decode] or usable
     return usable
-
-
-def usable_local(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
-    """Decode workers that can take it and offer to compute the prompt; none if a prefill worker was asked for."""
-    offering = [worker for worker in pool if worker.local_prefill_ms_per_token is not None]
-    if not offering or request.pinned_prefill or not request.num_decode_blocks:
-        return []
-    return usable_decode(request, offering)
 
 
 def exclusion(worker: WorkerView, pinned: str, num_blocks: int) -> Exclusion | None:
@@ -159,7 +175,7 @@ def _cheapest(workers: Sequence[WorkerView], costs_ms: Sequence[float]) -> tuple
 
 
 def _local_placement(request: PlacementRequest, snapshot: Snapshot) -> Placement | None:
-    usable = usable_local(request, snapshot.decode)
+    usable = usable_local(request, snapshot)
     if not usable:
         return None
     terms = [costs.local_terms(worker, request, snapshot.held.get(worker.worker_id, 0)) for worker in usable]

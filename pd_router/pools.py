@@ -64,6 +64,7 @@ class PlacementRequest:
         pinned_prefill, pinned_decode: the only worker allowed; empty: any.
         avoided: workers that failed this journey; taken only if nobody else is there.
         preferred_decode: holds verified blocks of this journey; empty: none.
+        first_token_within_ms: prefill workers that would be later are taken only if all would be; None: whenever.
     """
 
     num_tokens: int
@@ -76,3 +77,4 @@ class PlacementRequest:
     pinned_decode: str = ""
     avoided: frozenset[str] = frozenset()
     preferred_decode: str = ""
+    first_token_within_ms: float | None = None

@@ -44,7 +44,7 @@ def check_document(finished: Finished) -> None:
     assert (document["kind"], document["prefill_worker"], document["refusal"]) == ("remote", "prefill-0", None)
     assert document["ttft_ms"] == pytest.approx(40.0)
     assert [sorted(candidate["terms_ms"]) for candidate in document["candidates"]] == [
-        ["compute", "queue"], ["hold", "move", "stay"], ["hold", "move", "stay"]
+        ["compute", "delay", "queue"], ["hold", "move", "stay"], ["hold", "move", "stay"]
     ]
 
 

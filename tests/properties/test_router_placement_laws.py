@@ -113,7 +113,10 @@ def test_the_explanation_has_the_chosen_ones_as_its_cheapest_and_the_costs_that_
         if worker_id is not None:
             [candidate] = [c for c in judged if (c.part, c.worker_id) == (part, worker_id)]
             assert math.isclose(candidate.cost_ms, least[part])
-    assert math.isclose(decision.cost_ms, sum(least[part] for part in chosen if part in least))
+    own_ms = sum(
+        ms for c in judged if chosen.get(c.part) == c.worker_id for name, ms in c.terms.items() if name != "delay"
+    )
+    assert math.isclose(decision.cost_ms, own_ms)
     assert all(term >= 0 for candidate in judged for term in candidate.terms.values())
 
 
@@ -125,16 +128,26 @@ def test_more_cached_prefix_never_makes_a_worker_dearer(
     before = {(c.part, c.worker_id): c.cost_ms for c in candidates(place(request, snapshot))}
     num_held = min(NUM_PROMPT_BLOCKS, snapshot.held.get(worker_id, 0) + 1)
     more = replace(snapshot, held={**snapshot.held, worker_id: num_held})
-    decision, decision_before = place(request, more), place(request, snapshot)
+    decision = place(request, more)
     for candidate in candidates(decision):
         cost_before = before[candidate.part, candidate.worker_id]
         if candidate.worker_id == worker_id:
             assert candidate.cost_ms <= cost_before
         else:
             assert candidate.cost_ms == cost_before
-    if isinstance(decision_before, Placement):
-        assert isinstance(decision, Placement)
-        assert decision.cost_ms <= decision_before.cost_ms
+    assert isinstance(decision, Placement) == isinstance(place(request, snapshot), Placement)
+
+
+@settings(deadline=None)
+@given(request=requests(), snapshot=snapshots(), within_ms=st.floats(1, 20_000))
+def test_a_placement_is_late_only_if_every_one_would_be(
+    request: PlacementRequest, snapshot: Snapshot, within_ms: float
+) -> None:
+    decision = place(replace(request, first_token_within_ms=within_ms), snapshot)
+    if isinstance(decision, Placement) and decision.kind is PrefillKind.REMOTE and decision.ttft_ms > within_ms:
+        judged = candidates(place(request, snapshot))
+        in_time = [c for c in judged if c.part == "prefill" and c.exclusion is None]
+        assert all(c.terms["queue"] + c.terms["compute"] > within_ms for c in in_time)
 
 
 @settings(deadline=None)

@@ -30,7 +30,7 @@ def test_a_placement_shows_everybodys_costs() -> None:
     )
     assert explain(placed(REQUEST, pools)) == (
         "remote prefill, 71.0 ms to the first token\n"
-        "prefill p: p: 71.0 ms (queue 3.0 + compute 68.0, 2 blocks cached)\n"
+        "prefill p: p: 73.0 ms (queue 3.0 + compute 68.0 + delay 2.0, 2 blocks cached)\n"
         "decode d0: d0: 24.4 ms (move 0.8 + stay 20.0 + hold 3.6, 1 block cached); d1: not ready"
     )
 
@@ -52,6 +52,13 @@ def test_who_was_passed_over_is_told_why() -> None:
     request = replace(REQUEST, avoided=frozenset({"p"}), preferred_decode="d1")
     reasons = {c.worker_id: c.exclusion for c in candidates(placed(request, pools))}
     assert reasons == {"p": Exclusion.AVOIDED, "p1": None, "d0": Exclusion.NOT_PREFERRED, "d1": None}
+
+
+def test_who_would_be_late_is_told_so() -> None:
+    pools = Snapshot(prefill=(PREFILL, replace(PREFILL, worker_id="p1", num_queued_tokens=900)), decode=(DECODE,))
+    request = replace(REQUEST, first_token_within_ms=200.0)
+    reasons = {c.worker_id: c.exclusion for c in candidates(placed(request, pools)) if c.part == "prefill"}
+    assert reasons == {"p": None, "p1": Exclusion.TOO_LATE}
 
 
 def test_without_a_handoff_only_prefill_is_explained() -> None:
@@ -77,7 +84,7 @@ def test_local_prefill_is_a_candidate_where_it_is_offered() -> None:
     placement = placed(REQUEST, pools)
     assert explain(placement).splitlines() == [
         "local prefill, 50.0 ms to the first token",
-        "prefill none: p: 103.0 ms (queue 3.0 + compute 100.0)",
+        "prefill none: p: 106.0 ms (queue 3.0 + compute 100.0 + delay 3.0)",
         "decode none: d0: 25.0 ms (move 1.0 + stay 20.0 + hold 4.0)",
         "local d0: d0: 74.0 ms (queue 0.0 + compute 50.0 + stay 20.0 + hold 4.0)",
     ]

@@ -62,13 +62,20 @@ def test_speed_outweighs_a_queue() -> None:
     assert decision.ttft_ms == pytest.approx((900 + 100) * 0.1)
 
 
-def test_a_cached_prefix_is_worth_its_tokens_and_no_more() -> None:
-    decode = [worker("d")]
-    cached = {"p0": 5}  # 80 of 100 tokens
-    near = snapshot([worker("p0", num_queued_tokens=79), worker("p1")], decode, held=cached)
-    far = snapshot([worker("p0", num_queued_tokens=81), worker("p1")], decode, held=cached)
-    assert placed(place(REQUEST, near))[0] == "p0"
-    assert placed(place(REQUEST, far))[0] == "p1"
+@pytest.mark.parametrize(("num_queued", "chosen"), [(79, "p0"), (132, "p0"), (134, "p1")])
+def test_a_cached_prefix_is_worth_its_tokens_and_what_others_are_spared(num_queued: int, chosen: str) -> None:
+    """80 of 100 tokens are cached at p0. There it costs its queue + 20, and 0.2 of the mean queue; elsewhere 100 and
+    all of it: they are equal at a queue of 80 / 0.6."""
+    pools = snapshot([worker("p0", num_queued_tokens=num_queued), worker("p1")], [worker("d")], held={"p0": 5})
+    assert placed(place(REQUEST, pools))[0] == chosen
+
+
+def test_who_would_be_late_is_passed_over_if_another_one_is_not() -> None:
+    pools = snapshot([worker("p0", num_queued_tokens=120), worker("p1")], [worker("d")], held={"p0": 5})
+    assert placed(place(REQUEST, pools))[0] == "p0"
+    assert placed(place(replace(REQUEST, first_token_within_ms=139.0), pools))[0] == "p1"
+    assert placed(place(replace(REQUEST, first_token_within_ms=140.0), pools))[0] == "p0"
+    assert placed(place(replace(REQUEST, first_token_within_ms=99.0), pools))[0] == "p0"  # both are late
 
 
 def test_a_decode_worker_that_holds_the_prefix_has_less_to_move_and_to_hold() -> None:
