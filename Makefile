@@ -4,6 +4,7 @@
 #   TORCH_PIP_ARGS="--index-url URL"      where pip takes torch from: PyTorch's own index of CPU wheels saves the
 #                                         download of its CUDA libraries (README.md, Installing)
 #   PYTEST_ARGS="-k handoff -x"           more arguments for pytest
+#   PYTEST_WORKERS=1                      test files at once; 0: in pytest's own process, for a debugger
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,6 +17,7 @@ BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # One thread a process: two processes with a thread for each core take turns at spinning, ten times as slow.
@@ -74,7 +76,7 @@ check: setup
 	@$(BIN)/python -m pd_ops.commands_doc --check
 
 test: check
-	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 gate: check
 	@$(BIN)/python -m pd_ops.gate --report docs/gate.md

@@ -28,6 +28,7 @@ import typer
 
 VERSIONS = ("pd-relay", "torch", "ray", "grpcio", "numpy", "tokenizers", "safetensors", "transformers", "pytest")
 NUM_SLOWEST = 5
+NUM_AT_ONCE = "2"  # test files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +133,8 @@ def run_tests(root: Path) -> tuple[StepResult, Counts | None]:
     with tempfile.TemporaryDirectory(prefix="pd-relay-gate-") as folder:
         path = Path(folder) / "junit.xml"
         began = time.monotonic()
-        code = subprocess.run([sys.executable, "-m", "pytest", f"--junitxml={path}"], cwd=root, check=False).returncode
+        command = [sys.executable, "-m", "pytest", "-n", NUM_AT_ONCE, "--dist", "loadfile", f"--junitxml={path}"]
+        code = subprocess.run(command, cwd=root, check=False).returncode
         seconds = time.monotonic() - began
         counts = parse_junit(path.read_text(encoding="utf-8")) if path.exists() else None
     found = tests_found(counts) if counts else f"pytest ended with {code} and no report"
