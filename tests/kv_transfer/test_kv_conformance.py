@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from kv_transfer.transport import ChecksumAt, Connection
+from kv_transfer.transport import ChecksumAt, Connection, Metadata
+from kv_transfer.transports.handshake import Verdict
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_engine.errors import Gone, InvalidArgument, PdRelayError, Unauthenticated, Unavailable
 from pd_kernels.block_checksum.reference import checksum
@@ -148,6 +149,44 @@ async def test_who_does_not_know_the_secret_gets_nothing(name: str) -> None:
             )
         await stranger.close()
         await (await pair.connect()).close()
+
+
+@pytest.mark.parametrize("name", AUTHENTICATED)
+async def test_strangers_get_nothing_and_cost_nothing(name: str) -> None:
+    """Who connects and says nothing, or anything, is told a nonce and no more, keeps nobody out, and is hung up on."""
+    with assert_no_leaks(except_files="memfd"):
+        async with transport_pair(name) as pair:
+            metadata = pair.source.metadata()
+            strangers = [await call_on(metadata) for _ in range(100)]
+            for number, (_, writer) in enumerate(strangers):
+                writer.write(bytes(64 * (number % 3)))  # silent, half of a proof, a proof that is wrong
+            connection = await pair.connect()
+            spans = pair.spans([(0, 4, 1, 0, 16)])
+            expected = pair.expected(spans)
+            await connection.fetch(spans, token=pair.new_token(), timeout_s=TIMEOUT_S)
+            assert bytes(pair.arena.buffer) == expected
+            told = [await heard_from(reader) for reader, _ in strangers]
+            assert all(len(words) in (0, 40, 73) for words in told), "a magic word and a nonce, then at most a refusal"
+            refusals = [words[40:] for words in told if len(words) > 40]
+            assert all(words == bytes([Verdict.UNAUTHENTICATED]) + bytes(32) for words in refusals)
+            for _, writer in strangers:
+                writer.transport.abort()
+            await connection.close()
+        del strangers, writer, connection
+
+
+async def call_on(metadata: Metadata) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if "path" in metadata:
+        return await asyncio.open_unix_connection("\0" + metadata["path"])
+    return await asyncio.open_connection(metadata["host"], metadata["port"])
+
+
+async def heard_from(reader: asyncio.StreamReader) -> bytes:
+    """All that a source says until it hangs up."""
+    try:
+        return await reader.read()
+    except OSError:
+        return b""
 
 
 @pytest.mark.parametrize("metadata", [{}, {"path": 7}, {"host": "", "port": 0}, {"address": b"x"}, {"more": 1}])

@@ -227,6 +227,61 @@ async def test_a_source_stopped_after_closing_delays_nothing(transport: str) -> 
         await source.until(pins, (0, 64))
 
 
+async def test_evict_while_sending(transport: str) -> None:
+    """The source's pool is under pressure while blocks are fetched: what is pinned stays."""
+    settings = settings_of(transport, max_bytes_in_flight=LAYOUT.piece_bytes(0))
+    destination = DestinationSide(settings=settings)
+    async with source_process(settings=settings) as source, running(destination):
+        key, num_tokens = new_key(), 300
+        info = await begin(source, key, num_tokens)
+        sent = await source.call(SourceSide.contents, key, num_tokens)
+        destination.reserve_and_pull(key, num_tokens, info)
+        await source.call(SourceSide.publish_all, key, num_tokens)
+        while key not in destination.completed:
+            assert key not in destination.failed
+            await source.call(take_all_and_give_back)
+        assert destination.contents(destination.completed[key], num_tokens) == sent
+        destination.free(key)
+        await source.until(pins, (0, 64))
+
+
+def take_all_and_give_back(side: SourceSide) -> None:
+    """Somebody's request uses every free block."""
+    taken = side.pool.allocate(side.pool.num_free, "others")
+    for block in taken:
+        side.arena.piece(0, block)[:] = bytes(LAYOUT.piece_bytes(0))
+    side.pool.release(taken, "others")
+
+
+async def test_late_data(transport: str) -> None:
+    """The source stops in the middle of a handoff, the request is cancelled, another one gets its blocks, the source
+    goes on: the other's blocks are untouched."""
+    settings = settings_of(transport, max_bytes_in_flight=LAYOUT.piece_bytes(0), lease_ms=60_000)
+    destination = DestinationSide(settings=settings)
+    async with source_process(settings=settings) as source, running(destination):
+        key, num_tokens = new_key(), 900
+        destination.reserve_and_pull(key, num_tokens, await begin(source, key, num_tokens))
+        await source.call(SourceSide.publish_all, key, num_tokens)
+        book = destination.destination._book
+        await until(lambda: book.get(key).pieces is not None and book.get(key).pieces.num_verified_bytes > 0)
+        source.signal(signal.SIGSTOP)
+        assert key not in destination.completed
+        destination.destination.release(key.journey_id, key.attempt)
+        taken = destination.pool.allocate(destination.pool.num_free, "others")
+        places = [(component, block) for component in range(len(LAYOUT.components)) for block in taken]
+        for component, block in places:
+            destination.arena.piece(component, block)[:] = b"\x5a" * LAYOUT.piece_bytes(component)
+        source.signal(signal.SIGCONT)
+        await source.call(release, key)
+        await until(lambda: destination.destination.num_quarantined == 0)
+        for component, block in places:
+            assert bytes(destination.arena.piece(component, block)) == b"\x5a" * LAYOUT.piece_bytes(component)
+        destination.pool.release(taken, "others")
+        await hand_over(source, destination)
+        await source.until(pins, (0, 64))
+        await assert_freed(destination)
+
+
 async def test_same_address_new_life(transport: str) -> None:
     """A worker that restarts on its old address serves again; what was promised in its old life is gone."""
     settings = settings_of(transport)
