@@ -21,7 +21,7 @@ from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
 from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
-from support.cluster import SECRET, worker_processes
+from support.cluster import SECRET, local_workers, worker_processes
 from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -303,3 +303,23 @@ async def test_a_lease_pins_what_need_not_be_sent(player: Player, engine: Engine
     check_moved(copy, engine, expected, num_tokens=326, num_held_blocks=20)
     assert copy.cached_tokens == 0
     await player.until_idle()
+
+
+async def test_without_a_cache_nothing_is_kept(tokenizer: Tokenizer) -> None:
+    """`engine.prefix_cache: false`: the same prompt again is computed and sent whole, and no event ever comes."""
+    settings = {"engine": {"cache_mib": 8, "prefix_cache": False}}
+    ids, asked = tokenizer.encode(TEXT)[:33], message(tokenizer, params(3))
+    async with local_workers(settings) as (prefill, decode):
+        player = Player(prefill, decode, SECRET)
+        await player.open()
+        for _ in range(2):
+            copy = await player.run(ids, asked, cached=True)
+            assert (copy.cached_tokens, copy.handoff and copy.handoff.bytes) == (0, 33 * 5_760)
+        for worker in (player.prefill_worker, player.decode_worker):
+            call = worker.CacheEvents(pb.CacheEventsRequest(), timeout=CALL_TIMEOUT_S)
+            batch = await call.read()
+            assert isinstance(batch, pb.CacheEventBatch)
+            assert (batch.snapshot, batch.sequence, list(batch.stored)) == (True, 0, [])
+            call.cancel()
+        await player.until_idle()
+        await player.close()
