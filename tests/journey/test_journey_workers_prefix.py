@@ -165,6 +165,38 @@ async def test_a_resume_finds_what_was_there(
     await player.until_idle()
 
 
+async def test_another_attempt_takes_over_while_the_first_one_decodes(
+    player: Player, engine: Engine, tokenizer: Tokenizer
+) -> None:
+    """As after a lost stream: the decode worker holds all that was emitted, in blocks that its earlier attempt still
+    writes behind; nothing but the last block's slots is sent."""
+    ids, asked, salt, journey_id = tokenizer.encode(TEXT)[:40], params(120), "take over", new_journey()
+    whole = list(generate(engine, tokenizer, ids, asked).token_ids)
+    reserve = player.reserve_request(journey_id, ids, message(tokenizer, asked), cached=True, salt=salt)
+    lease = await player.decode.Reserve(reserve, timeout=CALL_TIMEOUT_S)
+    async for reply in player.prefill_replies(player.prefill_request(reserve, lease)):
+        if reply.HasField("source"):
+            await player.pull(reserve, lease, reply.source)
+    await player.until(journey_id, lambda copy: len(copy.tokens) > 30)
+    again = player.reserve_request(
+        journey_id, [*ids, *whole[:26]], message(tokenizer, asked), num_prompt_tokens=len(ids), attempt=2, cached=True,
+        salt=salt,
+    )
+    lease = await player.decode.Reserve(again, timeout=CALL_TIMEOUT_S)
+    assert lease.num_held_blocks == 4
+    player.copies[journey_id] = Copy(attempt=2)
+    async for reply in player.prefill_replies(player.prefill_request(again, lease)):
+        if reply.HasField("source"):
+            await player.pull(again, lease, reply.source)
+    copy = await player.until(journey_id, Copy.has_ended)
+    assert copy.failure is None
+    assert [copy.tokens[index] for index in range(27, 120)] == whole[27:]
+    assert copy.handoff is not None
+    assert copy.handoff.bytes == (66 - 64) * engine.layout.bytes_per_token
+    await player.release(journey_id, attempt=2)
+    await player.until_idle()
+
+
 async def test_salts_and_bypass(player: Player, engine: Engine, tokenizer: Tokenizer) -> None:
     """Another salt finds nothing; who passes the cache by takes nothing from it, but leaves something."""
     ids = tokenizer.encode(TEXT)[:33]

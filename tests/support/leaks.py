@@ -25,7 +25,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def assert_pool_is_free(pool: BlockPool) -> None:
-    """Every block is free, and the pool's books are right."""
+    """Every block is free or kept by a prefix cache, which is the same, and the pool's books are right."""
     pool.check_integrity()
     assert pool.num_quarantined == 0, f"{pool.num_quarantined} blocks are in quarantine"
     assert pool.num_free == pool.num_blocks, f"blocks are still held: {pool.holdings()}"

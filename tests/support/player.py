@@ -34,8 +34,9 @@ def sampling_message(params: SamplingParams, eos_token_ids: Sequence[int], specu
 
 @dataclass
 class Copy:
-    """What the router has of one journey."""
+    """What the router has of one journey, from its attempt `attempt` on."""
 
+    attempt: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=dict)
     finish_reason: str = ""
@@ -107,6 +108,8 @@ class Player:
             self._standing.set()
             for event in batch.events:
                 copy = self.copies.setdefault(event.journey.journey_id, Copy())
+                if event.journey.attempt < copy.attempt:
+                    continue
                 copy.add(event.index, event.token_ids, event.logprobs)
                 copy.accepted, copy.drafted = event.accepted_tokens, event.drafted_tokens
                 if event.HasField("failure"):
