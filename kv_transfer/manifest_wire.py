@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.journey import is_hex_id
+from kv_transfer.layout_wire import MAX_NAME_CHARS, MAX_TOKENS, MAX_WIDTH, layout_map, read_dtype, read_layout
 from kv_transfer.manifest import (
     PIECE_RECORD,
     Closing,
@@ -24,21 +25,16 @@ from kv_transfer.manifest import (
     Pieces,
 )
 from kv_transfer.wire import Fields, pack, unpack
-from pd_engine.cache.layout import DTYPE_BYTES, CacheLayout, Component, ComponentKind
+from pd_engine.cache.layout import DTYPE_BYTES
 from pd_engine.errors import ErrorCode, InvalidArgument
 from pd_engine.sampling.params import MAX_LOGPROBS
 from pd_engine.sequence import FinishReason, TokenLogprobs
 
 MAX_PIECES_IN_PART = 16_384  # 448 KiB
 MAX_HELLO_BYTES = 256 * 1024
-MAX_COMPONENTS = 1_024
-MAX_BLOCK_SIZE = 1_024
-MAX_WIDTH = 1 << 24
-MAX_TOKENS = 1 << 24
 MAX_ARENA_BLOCKS = 1 << 31
 MAX_LEASE_MS = 3_600_000
 MAX_TOKEN_ID = (1 << 31) - 1
-MAX_NAME_CHARS = 128
 MAX_MESSAGE_CHARS = 1_000
 MAX_TRANSPORTS = 16
 _FINGERPRINT = re.compile(r"[0-9a-f]{1,128}\Z")
@@ -46,7 +42,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{1,128}\Z")
 
 def pack_hello(hello: Hello) -> bytes:
     return pack({
-        "worker_id": hello.worker_id, "fingerprint": hello.fingerprint, "layout": _layout_map(hello.layout),
+        "worker_id": hello.worker_id, "fingerprint": hello.fingerprint, "layout": layout_map(hello.layout),
         "host_id": hello.host_id, "transports": list(hello.transports), "checksums": hello.checksums,
         "lease_ms": hello.lease_ms,
     })
@@ -57,7 +53,7 @@ def unpack_hello(data: bytes) -> Hello:
     fields = unpack(data, "hello", max_bytes=MAX_HELLO_BYTES)
     hello = Hello(
         worker_id=fields.text("worker_id", MAX_NAME_CHARS), fingerprint=_fingerprint(fields),
-        layout=_layout(fields.fields("layout")), host_id=fields.text("host_id", MAX_NAME_CHARS),
+        layout=read_layout(fields.fields("layout")), host_id=fields.text("host_id", MAX_NAME_CHARS),
         transports=_names(fields, "transports"), checksums=fields.boolean("checksums"),
         lease_ms=fields.integer("lease_ms", 0, MAX_LEASE_MS),
     )
@@ -93,7 +89,7 @@ def unpack_part(data: bytes) -> Part:
 def _opening_map(part: Opening) -> dict[str, Any]:
     return {
         "part": "opening", "worker_id": part.worker_id, "epoch": part.epoch, "fingerprint": part.fingerprint,
-        "layout": _layout_map(part.layout), "host_id": part.host_id, "num_tokens": part.num_tokens,
+        "layout": layout_map(part.layout), "host_id": part.host_id, "num_tokens": part.num_tokens,
         "num_held_blocks": part.num_held_blocks, "num_arena_blocks": part.num_arena_blocks,
         "lease_ms": part.lease_ms, "checksums": part.checksums,
         "transports": {name: dict(metadata) for name, metadata in part.transports.items()},
@@ -104,7 +100,7 @@ def _read_opening(fields: Fields) -> Opening:
     epoch = fields.text("epoch", 32)
     if not is_hex_id(epoch):
         raise InvalidArgument(f"manifest: epoch must be 32 hexadecimal digits, got {epoch!r}")
-    layout = _layout(fields.fields("layout"))
+    layout = read_layout(fields.fields("layout"))
     num_tokens = fields.integer("num_tokens", 1, MAX_TOKENS)
     return Opening(
         worker_id=fields.text("worker_id", MAX_NAME_CHARS), epoch=epoch, fingerprint=_fingerprint(fields),
@@ -169,7 +165,7 @@ def _read_logprobs(fields: Fields | None) -> TokenLogprobs | None:
 def _read_hidden(fields: Fields | None) -> HiddenState | None:
     if fields is None:
         return None
-    dtype, width = _dtype(fields), fields.integer("width", 1, MAX_WIDTH)
+    dtype, width = read_dtype(fields), fields.integer("width", 1, MAX_WIDTH)
     data = fields.octets("data", width * DTYPE_BYTES[dtype])
     fields.done()
     if len(data) != width * DTYPE_BYTES[dtype]:
@@ -187,46 +183,6 @@ def _read_failed(fields: Fields) -> Failed:
 _READERS: dict[str, Callable[[Fields], Part]] = {
     "opening": _read_opening, "pieces": _read_pieces, "closing": _read_closing, "failed": _read_failed,
 }
-
-
-def _layout_map(layout: CacheLayout) -> dict[str, Any]:
-    return {
-        "version": layout.version, "block_size": layout.block_size,
-        "components": [
-            {"name": c.name, "kind": c.kind.value, "width": c.width, "dtype": c.dtype,
-             "first_position": c.first_position, "window_slots": c.window_slots}
-            for c in layout.components
-        ],
-    }
-
-
-def _layout(fields: Fields) -> CacheLayout:
-    components = tuple(
-        _component(Fields(item, f"{fields.where}.components[{index}]"))
-        for index, item in enumerate(fields.items("components", MAX_COMPONENTS))
-    )
-    layout = CacheLayout(
-        block_size=fields.integer("block_size", 1, MAX_BLOCK_SIZE), components=components,
-        version=fields.integer("version", 0, 1 << 16),
-    )
-    fields.done()
-    if not components or len({component.name for component in components}) != len(components):
-        raise InvalidArgument(f"{fields.where}: components must be at least one, with different names")
-    return layout
-
-
-def _component(fields: Fields) -> Component:
-    name, kind = fields.text("name", MAX_NAME_CHARS), fields.text("kind", 16)
-    if kind not in {known.value for known in ComponentKind}:
-        raise InvalidArgument(f"{fields.where}: kind must be paged, ring or snapshot, got {kind!r}")
-    is_ring = kind == ComponentKind.RING.value
-    component = Component(
-        name=name, kind=ComponentKind(kind), width=fields.integer("width", 1, MAX_WIDTH), dtype=_dtype(fields),
-        first_position=fields.integer("first_position", 0, MAX_TOKENS),
-        window_slots=fields.integer("window_slots", int(is_ring), MAX_TOKENS if is_ring else 0),
-    )
-    fields.done()
-    return component
 
 
 def _transports(fields: Fields) -> dict[str, dict[str, Any]]:
@@ -252,13 +208,6 @@ def _fingerprint(fields: Fields) -> str:
     if not _FINGERPRINT.match(fingerprint):
         raise InvalidArgument(f"{fields.where}: fingerprint must be hexadecimal, got {fingerprint[:64]!r}")
     return fingerprint
-
-
-def _dtype(fields: Fields) -> str:
-    dtype = fields.text("dtype", 16)
-    if dtype not in DTYPE_BYTES:
-        raise InvalidArgument(f"{fields.where}: dtype must be one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
-    return dtype
 
 
 def _finish_reason(text: str) -> FinishReason | None:

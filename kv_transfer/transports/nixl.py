@@ -16,7 +16,6 @@ import asyncio
 import logging
 import secrets
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -29,22 +28,14 @@ from kv_transfer.transport import (
     Copy,
     Ending,
     Fetched,
-    Int64s,
     Metadata,
     Spans,
     UInt64s,
 )
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.interest import Interest
-from kv_transfer.transports.nixl_agent import (
-    DONE,
-    IN_PROGRESS,
-    MEMORY,
-    MakeAgent,
-    NixlAgent,
-    Regions,
-    make_nixl_agent,
-)
+from kv_transfer.transports.nixl_agent import MakeAgent, make_nixl_agent
+from kv_transfer.transports.nixl_reader import NixlReader
 from kv_transfer.transports.nixl_source import MAX_METADATA_BYTES, NAME, WELCOME
 from kv_transfer.transports.watch import until_hung_up
 from kv_transfer.wire import Fields
@@ -54,9 +45,6 @@ from pd_engine.errors import DeadlineExceeded, InvalidArgument, PdRelayError, Un
 log = logging.getLogger(__name__)
 
 MAX_HOST_CHARS = 255
-LEAST_STAGING_BYTES = 8 * 1024 * 1024
-FIRST_POLLS = 200           # without a pause: small reads are done by then
-POLL_PERIOD_S = 0.000_1
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -113,7 +101,7 @@ class NixlConnection:
         self._destination = np.frombuffer(arena.buffer, dtype=np.uint8)
         self._copy = copy
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
-        self._reader: _Reader | None = None
+        self._reader: NixlReader | None = None
         self._unfinished: dict[asyncio.Future[Fetched], Interest] = {}
         self._is_abandoned = False  # a transfer that nobody waits for may still write to the staging memory
         self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-nixl-watch")
@@ -123,7 +111,8 @@ class NixlConnection:
         return not self._watcher.done() and not self._is_abandoned
 
     async def open(self, make_agent: MakeAgent, metadata: bytes) -> None:
-        self._reader = await self._in_thread(lambda: _Reader(make_agent(f"puller-{secrets.token_hex(16)}"), metadata))
+        name = f"puller-{secrets.token_hex(16)}"
+        self._reader = await self._in_thread(lambda: NixlReader(make_agent(name), metadata))
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
         if not self.usable:
@@ -158,8 +147,8 @@ class NixlConnection:
             log.error("an agent of %s did not end within %s s; its thread and memory stay", NAME, CLOSE_TIMEOUT_S)
         self._executor.shutdown(wait=ended.done())
 
-    async def _in_thread(self, call: object) -> _Reader:
-        reader: _Reader = await asyncio.get_running_loop().run_in_executor(self._executor, call)  # type: ignore[arg-type]
+    async def _in_thread(self, call: object) -> NixlReader:
+        reader: NixlReader = await asyncio.get_running_loop().run_in_executor(self._executor, call)  # type: ignore[arg-type]
         return reader
 
     def _finished(self, job: asyncio.Future[Fetched]) -> None:
@@ -200,62 +189,6 @@ class NixlConnection:
         if self._reader is not None:
             self._reader.end(is_quiet=not self._is_abandoned)
             self._reader = None
-
-
-class _Reader:
-    """An agent, and the memory that its reads land in."""
-
-    def __init__(self, agent: NixlAgent, metadata: bytes) -> None:
-        self._agent: NixlAgent | None = agent
-        self._remote = agent.add_remote_agent(metadata)
-        self._staging: Bytes = np.empty(0, dtype=np.uint8)
-        self._registration: object | None = None
-
-    def staging(self, num_bytes: int) -> Bytes:
-        """At least so many bytes, with room to align; nothing is in flight to it."""
-        assert self._agent is not None
-        if len(self._staging) < num_bytes + 8:
-            if self._registration is not None:
-                self._agent.deregister_memory(self._registration)
-            self._staging = np.empty(max(LEAST_STAGING_BYTES, 2 * (num_bytes + 8)), dtype=np.uint8)
-            region = (self._staging.ctypes.data, len(self._staging), 0, "")
-            self._registration = self._agent.register_memory([region], MEMORY)
-        return self._staging
-
-    def read(self, addresses: Int64s, offsets: Int64s, lengths: Int64s, interest: Interest) -> None:
-        """Ranges of the source's memory into the staging memory; returns when all of it is there.
-
-        Raises:
-            Unavailable: the source is gone, or the fetch was abandoned.
-        """
-        assert self._agent is not None
-        local = self._agent.get_xfer_descs(_regions(self._staging.ctypes.data + offsets, lengths), MEMORY)
-        remote = self._agent.get_xfer_descs(_regions(addresses, lengths), MEMORY)
-        try:
-            handle = self._agent.initialize_xfer("READ", local, remote, self._remote)
-            state, num_polls = self._agent.transfer(handle), 0
-            while state == IN_PROGRESS and not interest.is_abandoned:
-                num_polls += 1
-                if num_polls > FIRST_POLLS:
-                    time.sleep(POLL_PERIOD_S)
-                state = self._agent.check_xfer_state(handle)
-            if state == DONE:
-                self._agent.release_xfer_handle(handle)
-        except Exception as error:  # noqa: BLE001 - NIXL's share no base class: whatever it is, this peer is lost
-            raise Unavailable(f"the source is gone: {type(error).__name__}") from None
-        if state != DONE:
-            raise Unavailable("this fetch was abandoned" if interest.is_abandoned else "the source is gone")
-
-    def end(self, *, is_quiet: bool) -> None:
-        """Ends the agent, and with it whatever is in flight; only then is the memory given back."""
-        if is_quiet and self._agent is not None and self._registration is not None:
-            self._agent.deregister_memory(self._registration)
-        self._registration = self._agent = None
-        self._staging = np.empty(0, dtype=np.uint8)
-
-
-def _regions(addresses: Int64s, lengths: Int64s) -> Regions:
-    return np.stack([addresses, lengths, np.zeros_like(lengths)], axis=1).astype(np.uint64)
 
 
 async def _receive_welcome(sock: socket.socket, num_bytes: int) -> tuple[int, bytes]:

@@ -103,6 +103,19 @@ async def test_speculation_changes_no_token(
     assert copy.token_ids == list(generate(engine, tokenizer, ids, asked).token_ids)
 
 
+@pytest.mark.parametrize("speculate", [1, 3])
+async def test_mtp_first_draft(player: Player, engine: Engine, tokenizer: Tokenizer, speculate: int) -> None:
+    """The MTP state came along: the first drafts after a handoff, and what is accepted of them, are those of one
+    process."""
+    for num_tokens in (16, 41):
+        for max_tokens in (2, 3, 5):
+            ids, asked = prompt(tokenizer, num_tokens, skip=max_tokens), params(max_tokens)
+            copy = await player.run(ids, message(tokenizer, asked, speculate))
+            expected = generate(engine, tokenizer, ids, asked, speculate=speculate)
+            assert expected.drafted_tokens > 0 or max_tokens == 2
+            check_equal(copy, expected)
+
+
 async def test_journeys_that_share_steps_equal_those_that_run_alone(
     player: Player, engine: Engine, tokenizer: Tokenizer
 ) -> None:
