@@ -97,6 +97,8 @@ BAD_IN_BOTH = [
     ("sampling.max_tokens", 0), ("sampling.max_tokens", 2**32 - 1), ("sampling.temperature", float("nan")),
     ("sampling.temperature", -1.0), ("sampling.temperature", float("inf")), ("sampling.top_p", 0.0),
     ("sampling.top_p", 2.0), ("sampling.top_k", 0), ("sampling.top_k", -7), ("sampling.logprobs", 21),
+    ("sampling.min_p", 1.5), ("sampling.repetition_penalty", 0.0), ("sampling.repetition_penalty", float("nan")),
+    ("sampling.presence_penalty", 3.0), ("sampling.frequency_penalty", float("inf")), ("sampling.min_tokens", 2**31),
     ("sampling.logprobs", -2), ("sampling.speculate", 9), ("sampling.stop_token_ids", [4096]),
     ("sampling.stop_token_ids", list(range(1_000))), ("cache_salt", "s" * 300),
 ]
