@@ -91,7 +91,7 @@ def parse_bias(text: str) -> tuple[int, float]:
             return int(token), float(bias)
     except ValueError:
         pass
-    raise InvalidArgument(f"--logit-bias must be a token id and a number such as 12=-5, got {text!r}")
+    raise InvalidArgument(f"--logit-bias must be a token id and a number such as 12=-5, got {text[:40]!r}")
 
 
 def sampling_proto(fields: SamplingFields) -> api_pb2.SamplingParams:
