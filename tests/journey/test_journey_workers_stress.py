@@ -53,10 +53,10 @@ async def reserve(player: Player, request: pb.ReserveRequest) -> pb.ReserveReply
             await asyncio.sleep(typed.retry_after_ms / 1000)
 
 
-async def journey(player: Player, seed: int, rng: random.Random, abort: bool) -> Copy | None:
+async def journey(player: Player, seed: int, rng: random.Random, *, abort: bool, cached: bool) -> Copy | None:
     """The copy, or None if it was aborted."""
-    journey_id = new_journey()
-    request = player.reserve_request(journey_id, prompt(seed), sampling_message(params(seed), [], seed % 3))
+    journey_id, sampling = new_journey(), sampling_message(params(seed), [], seed % 3)
+    request = player.reserve_request(journey_id, prompt(seed), sampling, cached=cached)
     copy = player.copy(journey_id)
     killer = asyncio.create_task(_release_later(player, journey_id, rng)) if abort else None
     try:
@@ -85,8 +85,9 @@ async def _release_later(player: Player, journey_id: str, rng: random.Random) ->
     await player.release(journey_id)
 
 
-@pytest.mark.parametrize(("num_journeys", "abort_share"), [(50, 0.0), (40, 0.6)])
-async def test_concurrent_handoffs(num_journeys: int, abort_share: float) -> None:
+@pytest.mark.parametrize(("num_journeys", "abort_share", "cached"), [(50, 0.0, False), (40, 0.6, True)])
+async def test_concurrent_handoffs(num_journeys: int, abort_share: float, cached: bool) -> None:
+    """Cold, and over caches that are too small for all that they are given."""
     rng = random.Random(11)
     path = resolve_model("demo")
     async with local_workers(SETTINGS) as (prefill_address, decode_address):
@@ -94,7 +95,7 @@ async def test_concurrent_handoffs(num_journeys: int, abort_share: float) -> Non
         await player.open()
         aborted = [rng.random() < abort_share for _ in range(num_journeys)]
         copies = await asyncio.gather(
-            *(journey(player, seed, rng, aborted[seed]) for seed in range(num_journeys))
+            *(journey(player, seed, rng, abort=aborted[seed], cached=cached) for seed in range(num_journeys))
         )
         await player.until_idle()
         await player.close()
