@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pd_kernels.fp8_matrix import Fp8Matrix, scale_shape
+from pd_kernels.latent_fp8.reference import slot_bytes
 from pd_kernels.ops import GateConfig, Ops, Rows, SamplingRows
 from pd_ops.bench.kernel_list import Figure
 from pd_ops.bench.models import TINY_V3
 
-CASE, HEAD_CASE = "tiny V3", "tiny V3, head"
+CASE, HEAD_CASE, FP8_CASE = "tiny V3", "tiny V3, head", "tiny V3, FP8"
 CONTEXT = 512       # slots that a row attends to
 BLOCK_SIZE = 16
 MIN_CPU_S = 0.01
@@ -101,6 +103,28 @@ def op_calls(ops: Ops, dtype: torch.dtype, num_rows: int) -> Iterator[tuple[str,
     yield "moe_experts", CASE, lambda: ops.moe_experts(x, weights_TK, experts_TK, experts)
     yield "sample", CASE, lambda: ops.sample(logits, sampling)
     yield "block_checksum", CASE, lambda: ops.block_checksums(pieces)
+    yield from _fp8_calls(ops, x, (weights_TK, experts_TK), absorbed_queries, kv)
+
+
+def _fp8_calls(
+    ops: Ops, x: Tensor, routing: tuple[Tensor, Tensor], queries: Tensor, kv: Tensor
+) -> Iterator[tuple[str, str, Call]]:
+    """The ops that take FP8 weights, or a cache of FP8 slots, on the same rows."""
+    projection = ops.pack_linear(_fp8(E, D))
+    experts = ops.pack_experts(_fp8(X, 2 * I, D), _fp8(X, D, I), _fp8(2 * I, D), _fp8(D, I))
+    rows, rope, latent_norm = _rows(x.shape[0]), _rope_table(), torch.ones(C)
+    cache = torch.zeros(CONTEXT // BLOCK_SIZE, BLOCK_SIZE, slot_bytes(C, R), dtype=torch.uint8)
+    yield "linear", FP8_CASE, lambda: ops.linear(x, projection)
+    yield "moe_experts", FP8_CASE, lambda: ops.moe_experts(x, *routing, experts)
+    yield "latent_write", FP8_CASE, lambda: ops.latent_write(kv, latent_norm, EPS, rope, rows, cache)
+    yield "mla_attention", FP8_CASE, lambda: ops.mla_attention(queries, cache, rows, (N + R) ** -0.5, 0, C)
+
+
+def _fp8(*shape: int) -> Fp8Matrix:
+    """Random codes, none of them NaN, with one scale for all."""
+    codes = torch.randint(0, 0x7E, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    rows, columns = scale_shape(*shape[-2:])
+    return Fp8Matrix.from_blocks(codes.view(torch.float8_e4m3fn), torch.full((*shape[:-2], rows, columns), 1e-3))
 
 
 def _rows(num_rows: int) -> Rows:

@@ -134,7 +134,7 @@ def _figures_text(figures: Sequence[Figure]) -> str:
     """The quickest implementation in bf16 (or the only dtype), at its fewest and its most rows."""
     dtypes = {figure.dtype for figure in figures}
     dtype = "bf16" if "bf16" in dtypes else max(dtypes, default="")
-    wanted = [figure for figure in figures if figure.dtype == dtype and "head" not in figure.case]
+    wanted = [figure for figure in figures if figure.dtype == dtype and not figure.case.endswith((", head", ", FP8"))]
     parts = []
     for count in sorted({figure.num_rows for figure in wanted}):
         best = min((figure for figure in wanted if figure.num_rows == count), key=lambda figure: figure.microseconds)
