@@ -20,11 +20,11 @@ inline V small_e4m3(U codes) { return as_float(shift_signed(codes, 4) & set_u(0x
 
 inline V magnitude(V x) { return as_float(as_bits(x) & set_u(0x7FFFFFFFu)); }
 
+inline V load_small(const e4m3* from) { return small_e4m3(load_octets(&from->bits) << 24); }
+
 // Sixteen consecutive numbers.
 inline V load(const e4m3* from) {
-    uint32_t words[LANES];
-    for (int i = 0; i < LANES; i++) words[i] = (uint32_t)from[i].bits << 24;
-    const V x = small_e4m3(load_u(words)) * set(BIG);
+    const V x = load_small(from) * set(BIG);
     const V beyond = (max(magnitude(x), set(E4M3_MAX)) - set(E4M3_MAX)) * set(0x1p127f);  // infinite for 480, else 0
     return x * (set(1.0f) + (beyond - beyond));
 }
@@ -78,6 +78,31 @@ inline void encode_latent(const Fp8Slot& layout, const float* c, uint8_t* slot) 
 
 inline void store_rounded(bf16* to, V x) { store(to, x); }
 inline void store_rounded(float* to, V x) { store(to, as_float(round_to_bf16(x))); }
+// The same of bf16 numbers that are not NaN.
+inline void store_exact(bf16* to, V x) { store_upper(&to->bits, as_bits(x)); }
+inline void store_exact(float* to, V x) { store(to, x); }
+
+// A power of two that e4m3 numbers can be multiplied with exactly, and times BIG.
+inline bool is_exact_scale(float scale) {
+    uint32_t bits;
+    std::memcpy(&bits, &scale, sizeof bits);
+    return (bits & 0x7FFFFF) == 0 && scale >= 0x1p-64f && scale <= 0x1p7f;
+}
+
+// A group of numbers times its scale, as bf16 numbers: exact with the scales that are written here, else rounded.
+template <class T>
+inline void decode_group(const e4m3* from, float scale, T* out) {
+    if (is_exact_scale(scale)) {
+        V best = zero();
+        for (int i = 0; i < FP8_GROUP; i += LANES) {
+            const V small = load_small(from + i);
+            best = max(magnitude(small), best);
+            store_exact(out + i, small * set(scale * BIG));
+        }
+        if (!any_greater(best, set(E4M3_MAX * SMALL))) return;  // no NaN
+    }
+    for (int i = 0; i < FP8_GROUP; i += LANES) store_rounded(out + i, load(from + i) * set(scale));
+}
 
 // A slot as the bf16 latent that it stands for, in the storage type of the activations.
 template <class T>
@@ -85,8 +110,7 @@ inline void decode_latent(const Fp8Slot& layout, const uint8_t* slot, T* out) {
     for (int group = 0; group < layout.latent_width / FP8_GROUP; group++) {
         float scale;
         std::memcpy(&scale, slot + layout.scale_start(group), sizeof scale);
-        for (int i = group * FP8_GROUP; i < (group + 1) * FP8_GROUP; i += LANES)
-            store_rounded(out + i, load((const e4m3*)slot + i) * set(scale));
+        decode_group((const e4m3*)slot + group * FP8_GROUP, scale, out + group * FP8_GROUP);
     }
     const bf16* rope = (const bf16*)(slot + layout.rope_start());
     T* to = out + layout.latent_width;

@@ -71,6 +71,11 @@ inline bool any_greater(V x, V y) {
     return _mm256_movemask_ps(_mm256_or_ps(a, b)) != 0;
 }
 
+// Sixteen octets, one a lane.
+inline U load_octets(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
 inline V load_bf16(const uint16_t* p) {
     const __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
     const __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)));

@@ -52,6 +52,7 @@ inline U select_nan(V x, U yes, U no) {
 }
 inline bool any_greater(V x, V y) { return _mm512_cmp_ps_mask(x.a, y.a, _CMP_GT_OQ) != 0; }
 
+inline U load_octets(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline V load_bf16(const uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};

@@ -77,6 +77,11 @@ inline bool any_greater(V x, V y) {
     return any;
 }
 
+inline U load_octets(const uint8_t* p) {
+    uint32_t words[16];
+    for (int i = 0; i < 16; i++) words[i] = p[i];
+    return load_u(words);
+}
 inline V load_bf16(const uint16_t* p) {
     V r;
     for (int i = 0; i < 4; i++) r.q[i] = (F4)(U4{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]} << 16);
