@@ -35,7 +35,7 @@ from pd_engine.cache.arena import Arena
 from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
 
 NUM_STREAMS = 2
-RUN_BYTES = 256 * 1024  # received and checksummed at a time: a part of a core's cache
+RUN_BYTES = 1024 * 1024  # received and checksummed at a time: still in a cache
 MAX_HOST_CHARS = 255
 
 

@@ -27,8 +27,8 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies and checksums of ranges with the compiled loops of each instruction set, and with numpy."""
     library = None if request.param == "numpy" else load_library(request.param)
-    monkeypatch.setattr(copy, "best_library", lambda: library)
-    monkeypatch.setattr(ranges, "best_library", lambda: library)
+    monkeypatch.setattr(copy, "compiled", lambda: library)
+    monkeypatch.setattr(ranges, "compiled", lambda: library)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,7 +26,7 @@ def range_checksums(buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> U64:
         ValueError: a range is not within the buffer.
     """
     check_within("buffer", buffer, offsets, num_bytes)
-    library = best_library()
+    library = compiled()
     if library is None:
         ranges = zip(offsets.tolist(), num_bytes.tolist(), strict=True)
         return np.array([checksum(buffer[start : start + length]) for start, length in ranges], dtype=np.uint64)
@@ -33,6 +36,12 @@ def range_checksums(buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> U64:
         buffer.ctypes.data, len(offsets), offsets.ctypes.data, num_bytes.ctypes.data, out.ctypes.data
     )
     return out
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL | None:
+    """`best_library`, looked for once: that takes longer than a small copy."""
+    return best_library()
 
 
 def check_within(name: str, buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 
-from pd_kernels.block_checksum.ranges import Bytes, Offsets, as_int64, check_within
+from pd_kernels.block_checksum.ranges import Bytes, Offsets, as_int64, check_within, compiled
 from pd_kernels.block_checksum.reference import U64
 from pd_kernels.block_copy import reference
-from pd_kernels.cpu.native import best_library
 
 
 def copy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
@@ -26,7 +23,7 @@ def copy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, dest
         ValueError: a piece is not within its buffer; nothing is copied.
     """
     _check(source, destination, source_offsets, destination_offsets, num_bytes)
-    library = _library()
+    library = compiled()
     if library is None:
         reference.copy_pieces(source, destination, source_offsets, destination_offsets, num_bytes)
         return
@@ -41,7 +38,7 @@ def copy_and_checksum_pieces(source: Bytes, destination: Bytes, source_offsets: 
     """The same, in one pass with the checksums of what was written: uint64 [n]. A copy costs as much with them as
     without: it waits for memory, not for arithmetic."""
     _check(source, destination, source_offsets, destination_offsets, num_bytes)
-    library = _library()
+    library = compiled()
     if library is None:
         return reference.copy_and_checksum_pieces(source, destination, source_offsets, destination_offsets, num_bytes)
     arrays = [as_int64(array) for array in (source_offsets, destination_offsets, num_bytes)]
@@ -57,7 +54,3 @@ def _check(source: Bytes, destination: Bytes, source_offsets: Offsets, destinati
            num_bytes: Offsets) -> None:
     check_within("source", source, source_offsets, num_bytes)
     check_within("destination", destination, destination_offsets, num_bytes)
-
-
-def _library() -> ctypes.CDLL | None:
-    return best_library()
