@@ -305,6 +305,45 @@ async def test_same_address_new_life(transport: str) -> None:
         await assert_freed(destination)
 
 
+async def test_cancel_anywhere(transport: str) -> None:
+    await cancel_anywhere(transport, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_cancel_anywhere_many_times(transport: str) -> None:
+    await cancel_anywhere(transport, 300)
+
+
+async def cancel_anywhere(transport: str, count: int) -> None:
+    """The client leaves when so many bytes have arrived; the next request succeeds and nothing has leaked."""
+    settings = settings_of(transport, max_bytes_in_flight=LAYOUT.piece_bytes(0), lease_ms=60_000)
+    destination = DestinationSide(settings=settings)
+    async with source_process(settings=settings) as source, running(destination):
+        for number in range(count):
+            key = new_key()
+            destination.reserve_and_pull(key, NUM_TOKENS, await begin(source, key))
+            await source.call(SourceSide.publish_all, key, NUM_TOKENS)
+            enough = number * NUM_TOKENS * LAYOUT.bytes_per_token // count
+            await until(lambda key=key, enough=enough: num_arrived(destination, key) >= enough)
+            destination.destination.release(key.journey_id, key.attempt)
+            await source.call(release, key)
+            if key in destination.completed:
+                destination.free(key)
+            await assert_freed(destination)
+            await source.until(pins, (0, 64))
+        await hand_over(source, destination)
+        await source.until(pins, (0, 64))
+
+
+def num_arrived(destination: DestinationSide, key: JourneyKey) -> int:
+    """Bytes that are verified; all of them once the lease has been handed over."""
+    lease = destination.destination._book.get(key)
+    if lease is None:
+        return NUM_TOKENS * LAYOUT.bytes_per_token
+    return 0 if lease.pieces is None else lease.pieces.num_verified_bytes
+
+
 async def test_nobody_renews() -> None:
     """A destination that is stopped: the source's pins end with their lease, and no sooner than its deadline."""
     settings = settings_of("shared_memory", lease_ms=300)
