@@ -50,6 +50,7 @@ class WorkerLink:
     """Attributes:
     calls: to the worker.
     info: what the worker said of itself when it last connected; None before.
+    is_accepted: it fits the others, and has not been lost since.
     load: its last report, and what this router has sent there since.
     view: as placement sees it; None: something has changed since it was made.
     error: why it was lost or refused.
@@ -73,6 +74,7 @@ class WorkerLink:
         self.role = Role(endpoint.role)
         self.state = LinkState.STARTING
         self.info: pb.WorkerInfo | None = None
+        self.is_accepted = False
         self.load = WorkerLoad()
         self.view: WorkerView | None = None
         self.error: PdRelayError | None = None
@@ -184,6 +186,7 @@ class WorkerLink:
         info = await self.calls.info()
         self._check(self, info)
         self.info = info
+        self.is_accepted = True
         self.view = None
         loops = [self._follow_loads(), self._follow_cache(), self._renew(), self._watch_silence()]
         if self.role is Role.DECODE:
@@ -277,6 +280,7 @@ class WorkerLink:
         if self.state in (LinkState.READY, LinkState.DRAINING):
             self._move(LinkState.LOST)
         self.error = error
+        self.is_accepted = False
         self.load.note_lost()
         self.view = None
         self._gone_before = set()

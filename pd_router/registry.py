@@ -195,7 +195,8 @@ class Registry:
 
     def _check(self, link: WorkerLink, info: pb.WorkerInfo) -> None:
         check_endpoint(link.endpoint, info)
-        check_agreement(info, [other.info for other in self._members() if other is not link and other.info])
+        others = [other for other in self._links.values() if other is not link and other.is_accepted]
+        check_agreement(info, [other.info for other in others if other.info is not None])
 
     def _members(self) -> list[WorkerLink]:
         return [link for link in self._links.values() if link.state in (LinkState.READY, LinkState.DRAINING)]
