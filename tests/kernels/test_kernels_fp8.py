@@ -175,6 +175,24 @@ def test_attention_over_slots_is_that_over_what_they_stand_for(
     check_close("mla_attention_expanded" if expanded else "mla_attention", dtype, results[0], results[2])
 
 
+@implementations
+@dtypes
+@pytest.mark.parametrize("scale", [
+    1.0, 2.0**-22, 2.0**7, 2.0**8, 2.0**-64, 2.0**-70, 2.0**100, 0.37, 3e-5, -0.5, 0.0, float("nan"), float("inf")])
+def test_a_reader_takes_any_scale(implementation: str, dtype: torch.dtype, scale: float) -> None:
+    """A row that sees one slot gets its numbers: code · scale as bf16 holds it."""
+    slots = torch.zeros(1, 1, latent_fp8.slot_bytes(C, R), dtype=torch.uint8)
+    slots[0, 0, : len(all_codes())] = all_codes().view(torch.uint8)
+    slots[0, 0, C : C + 8] = torch.tensor([scale, scale]).view(torch.uint8)
+    expected = latent_fp8.decode(slots[0], C)[:, :C].to(dtype)
+    ops = kernel_ops.load(implementation)
+    result = ops.mla_attention(torch.zeros(1, 1, C + R, dtype=dtype), slots, rows_in_order(1), 1.0, 0, C)[:, 0]
+    if scale == scale and abs(scale) != float("inf"):
+        assert torch.equal(result, expected)
+    else:  # its scores are NaN, and so is all of the row
+        assert bool(result.isnan().all())
+
+
 @everywhere
 @pytest.mark.parametrize("code", NAN_CODES)
 def test_nan_and_zero_scales_in_a_slot_stay_with_the_rows_that_see_it(implementation: str, code: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pd_kernels.fp8_matrix import Fp8Matrix, scale_shape
-from pd_kernels.latent_fp8.reference import slot_bytes
+from pd_kernels.latent_fp8.reference import encode
 from pd_kernels.ops import GateConfig, Ops, Rows, SamplingRows
 from pd_ops.bench.kernel_list import Figure
 from pd_ops.bench.models import TINY_V3
@@ -113,7 +113,8 @@ def _fp8_calls(
     projection = ops.pack_linear(_fp8(E, D))
     experts = ops.pack_experts(_fp8(X, 2 * I, D), _fp8(X, D, I), _fp8(2 * I, D), _fp8(D, I))
     rows, rope, latent_norm = _rows(x.shape[0]), _rope_table(), torch.ones(C)
-    cache = torch.zeros(CONTEXT // BLOCK_SIZE, BLOCK_SIZE, slot_bytes(C, R), dtype=torch.uint8)
+    latents = torch.randn(CONTEXT, E, generator=torch.Generator().manual_seed(0))
+    cache = encode(latents, C).view(CONTEXT // BLOCK_SIZE, BLOCK_SIZE, -1)
     yield "linear", FP8_CASE, lambda: ops.linear(x, projection)
     yield "moe_experts", FP8_CASE, lambda: ops.moe_experts(x, *routing, experts)
     yield "latent_write", FP8_CASE, lambda: ops.latent_write(kv, latent_norm, EPS, rope, rows, cache)
