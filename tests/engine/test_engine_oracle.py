@@ -10,6 +10,7 @@ import torch
 
 from pd_engine.engine import Engine
 from pd_engine.model.rope import rope_table
+from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.steps.decode import decode_step
 from pd_engine.steps.draft import draft_tokens
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
@@ -70,11 +71,11 @@ def test_drafts_equal_transformers(name: str, engines: dict[str, Engine], oracle
     prefill_step(engine, [Chunk(sequence=sequence, num_tokens=20)])
     prefill_step(engine, [Chunk(sequence=sequence, num_tokens=7)])
     sequence.token_ids.append(ids[27])
-    assert draft_tokens(engine, [sequence]) == [oracles[name].mtp_drafts(ids[:28], 4)]
+    assert draft_tokens(engine, [sequence], MAX_SPECULATE) == [oracles[name].mtp_drafts(ids[:28], 4)]
     sequence.pending_hidden = all_hidden(engine, sequence, [28])[27:]
     sequence.num_computed = 28
     sequence.token_ids.append(ids[28])
-    assert draft_tokens(engine, [sequence]) == [oracles[name].mtp_drafts(ids[:29], 4)]
+    assert draft_tokens(engine, [sequence], MAX_SPECULATE) == [oracles[name].mtp_drafts(ids[:29], 4)]
     release(engine, sequence)
 
 

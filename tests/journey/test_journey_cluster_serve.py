@@ -76,8 +76,10 @@ class Submitted:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("state")
+    config = directory / "served.yaml"
+    config.write_text("decode: {adaptive_speculation: false}\n")  # drafts are counted
     serving = Serving(
-        "--model", "demo", "--cluster", NAME, "--grpc-port", "0", "--http-port", "0",
+        "--model", "demo", "--cluster", NAME, "--grpc-port", "0", "--http-port", "0", "--config", str(config),
         state_directory=directory, log=directory / "serve.log",
     )
     try:

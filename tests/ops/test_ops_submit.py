@@ -17,7 +17,7 @@ from pd_ops.request_options import parse_token_ids, read_prompt
 from pd_ops.results import interrupted_document, tokens_event
 from support.commands import COMMAND, environment
 from support.router_lab import PROMPT, RouterLab, router_lab
-from support.stub_worker import toy_generate
+from support.toy_model import toy_generate
 
 TOKENS = ("--token-ids", ",".join(map(str, PROMPT)), "--max-tokens", "4", "--temperature", "0", "--ignore-eos")
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.errors import InvalidArgument, NotFound
 from support.router_lab import PROMPT, RouterLab, router_lab, settings
-from support.stub_worker import toy_generate
+from support.toy_model import toy_generate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

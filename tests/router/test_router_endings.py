@@ -13,7 +13,7 @@ from pd_engine.errors import (
     Unavailable,
 )
 from support.router_lab import PROMPT, eventually, router_lab, settings
-from support.stub_worker import toy_generate
+from support.toy_model import toy_generate
 
 
 async def test_a_request_id_runs_once() -> None:

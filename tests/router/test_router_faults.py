@@ -17,7 +17,8 @@ from pd_engine.errors import (
     Unavailable,
 )
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
-from support.stub_worker import StubWorker, toy_generate
+from support.stub_worker import StubWorker
+from support.toy_model import toy_generate
 
 ANSWER = toy_generate(PROMPT, 20)
 

@@ -14,7 +14,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.text.chat import ChatMessage
 from pd_router.model_info import ModelInfo
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
-from support.stub_worker import toy_generate
+from support.toy_model import toy_generate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

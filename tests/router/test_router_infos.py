@@ -12,7 +12,7 @@ from pd_engine.errors import (
     FailedPrecondition,
 )
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
-from support.stub_worker import toy_generate
+from support.toy_model import toy_generate
 
 
 async def test_unequal_shapes_are_refused_at_connection() -> None:

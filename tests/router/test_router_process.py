@@ -19,7 +19,8 @@ from pd_engine.contracts import api_pb2_grpc
 from pd_engine.service.secret import SECRET_ENVIRONMENT
 from pd_router.__main__ import main
 from support.router_lab import SECRET
-from support.stub_worker import StubWorker, toy_generate
+from support.stub_worker import StubWorker
+from support.toy_model import toy_generate
 
 SETTINGS = json.dumps({"router": {"grpc_port": 0, "http_port": 0}})
 MAX_RSS_BYTES = 200 * 1024 * 1024

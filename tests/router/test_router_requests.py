@@ -19,7 +19,7 @@ from pd_engine.sampling.params import seed_from_request_id
 from pd_engine.text.chat import ChatMessage
 from pd_router.model_info import ModelInfo
 from support.router_lab import PROMPT, eventually, router_lab, settings
-from support.stub_worker import next_token, toy_generate
+from support.toy_model import next_token, toy_generate
 
 
 async def test_a_request_through_both_pools() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pd_engine.errors import PdRelayError, Unavailable
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
-from support.stub_worker import toy_generate
+from support.toy_model import toy_generate
 
 ANSWER = toy_generate(PROMPT, 20)
 FOR_EVER_MS = 10_000_000

@@ -112,7 +112,7 @@ class Player:
                     continue
                 copy.add(event.index, event.token_ids, event.logprobs)
                 copy.accepted, copy.drafted = event.accepted_tokens, event.drafted_tokens
-                if event.HasField("failure"):
+                if event.HasField("failure") and not copy.finish_reason:  # an ended choice has no use for its handoff
                     copy.failure = event.failure
                 if event.HasField("handoff"):
                     copy.handoff = event.handoff

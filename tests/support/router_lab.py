@@ -15,7 +15,8 @@ from pd_engine.contracts import api_pb2_grpc
 from pd_engine.service.client import typed_error
 from pd_engine.settings import Settings
 from pd_router.server import Router, WorkerEndpoint
-from support.stub_worker import Faults, StubWorker
+from support.stub_faults import Faults
+from support.stub_worker import StubWorker
 
 SECRET = "the-secret-of-this-test"
 PROMPT = [11, 22, 33, 44, 55]

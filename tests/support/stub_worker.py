@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import zlib
-from array import array
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -22,58 +20,10 @@ from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import Gone, PdRelayError, ResourceExhausted, Unavailable
 from pd_engine.service.client import connect, kv_source_stub
 from pd_engine.service.server import bind, build_server
+from support.stub_faults import Faults
+from support.toy_model import next_token, toy_logprobs
 
-VOCAB_SIZE = 4096
-FIRST_ID = 5  # of the demo vocabulary that is not special
 LEASE_MS = 10_000
-
-
-def next_token(token_ids: Sequence[int]) -> int:
-    return FIRST_ID + zlib.crc32(array("I", token_ids).tobytes()) % (VOCAB_SIZE - FIRST_ID)
-
-
-def toy_generate(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
-    """What one machine would answer, without stop tokens."""
-    ids = list(prompt_ids)
-    for _ in range(num_tokens):
-        ids.append(next_token(ids))
-    return ids[len(prompt_ids) :]
-
-
-def toy_logprobs(token_id: int, num_top: int) -> pb.Logprobs:
-    tops = [(token_id + i) % VOCAB_SIZE for i in range(num_top)]
-    return pb.Logprobs(
-        token_id=token_id, logprob=-0.5, top_token_ids=tops, top_logprobs=[-0.5 - i for i in range(num_top)]
-    )
-
-
-@dataclass(kw_only=True)
-class Faults:
-    """What a stub does wrong, until told otherwise.
-
-    Attributes:
-        reserve, prefill, pull: raised instead of an answer, as often as the list is long.
-        prefill_gate: if set, prompts are not finished before it is.
-        no_first_reply: prefill finishes the handoff, then breaks its call.
-        fail_at: the decode stub reports this failure in place of the token at that index, once.
-        die_at: the decode stub ends like a killed process in place of the token at that index, once.
-        stall_at: it sends nothing more from that index on, once.
-        wrong_token_at: it sends another token there, once.
-        renew_gate: if set, renewals are not answered before it is.
-        mute: it says nothing any more, as a stopped process does; its connections stay.
-    """
-
-    reserve: list[PdRelayError] = field(default_factory=list)
-    prefill: list[PdRelayError] = field(default_factory=list)
-    pull: list[PdRelayError] = field(default_factory=list)
-    prefill_gate: asyncio.Event | None = None
-    no_first_reply: int = 0
-    fail_at: dict[int, pb.Failure] = field(default_factory=dict)
-    die_at: int | None = None
-    stall_at: int | None = None
-    wrong_token_at: int | None = None
-    renew_gate: asyncio.Event | None = None
-    mute: bool = False
 
 
 @dataclass
