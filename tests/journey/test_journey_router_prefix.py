@@ -72,7 +72,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lab]:
-    async with worker_processes(SETTINGS, tmp_path_factory.mktemp("workers"), prefill=2, decode=2) as pools:
+    async with worker_processes(SETTINGS, tmp_path_factory.mktemp("workers"), prefill=2, decode=1) as pools:
         workers = [worker for pool in pools for worker in pool]
         router = Router(load_settings(None, dict(SETTINGS)), secret=SECRET)
         addresses = await router.start()
@@ -89,7 +89,7 @@ async def test_a_conversation_stays_where_it_is_cached(lab: Lab, engine: Engine,
     first = await lab.ask(prompt)
     assert first.usage.cached_tokens == 0
     places = {(first.handoff.prefill_worker, first.handoff.decode_worker)}
-    for turn in range(3):
+    for turn in range(2):
         hashes = block_hashes(prompt, fingerprint=engine.fingerprint)
         prefill_worker, decode_worker = next(iter(places))
         await until(lambda: lab.num_held(prefill_worker, hashes) == len(hashes))  # noqa: B023

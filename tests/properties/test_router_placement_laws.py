@@ -65,7 +65,7 @@ def can_take(worker: WorkerView, num_blocks: int, pinned: str) -> bool:
     return is_there and num_blocks <= worker.num_blocks_free and pinned in ("", worker.worker_id)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(request=requests(), snapshot=snapshots())
 def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is_none(
     request: PlacementRequest, snapshot: Snapshot
@@ -94,7 +94,7 @@ def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is
         assert chosen not in request.avoided or usable <= request.avoided
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(request=requests(), snapshot=snapshots())
 def test_the_explanation_has_the_chosen_ones_as_its_cheapest_and_the_costs_that_decided(
     request: PlacementRequest, snapshot: Snapshot
@@ -120,7 +120,7 @@ def test_the_explanation_has_the_chosen_ones_as_its_cheapest_and_the_costs_that_
     assert all(term >= 0 for candidate in judged for term in candidate.terms.values())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(request=requests(), snapshot=snapshots(), worker_id=st.sampled_from("abcdef"))
 def test_more_cached_prefix_never_makes_a_worker_dearer(
     request: PlacementRequest, snapshot: Snapshot, worker_id: str
@@ -138,7 +138,7 @@ def test_more_cached_prefix_never_makes_a_worker_dearer(
     assert isinstance(decision, Placement) == isinstance(place(request, snapshot), Placement)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(request=requests(), snapshot=snapshots(), within_ms=st.floats(1, 20_000))
 def test_a_placement_is_late_only_if_every_one_would_be(
     request: PlacementRequest, snapshot: Snapshot, within_ms: float
@@ -150,7 +150,7 @@ def test_a_placement_is_late_only_if_every_one_would_be(
         assert all(c.terms["queue"] + c.terms["compute"] > within_ms for c in in_time)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(request=requests(), snapshot=snapshots(), seed=st.integers(0, 100))
 def test_the_order_of_a_pool_decides_nothing(request: PlacementRequest, snapshot: Snapshot, seed: int) -> None:
     shuffled = random.Random(seed)

@@ -13,7 +13,7 @@ from pd_engine.hashing import block_hashes
 from pd_router.prefix_index import Applied, CacheEvents, PrefixIndex
 
 QUICK = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
 LONG = settings(QUICK, max_examples=1_500)
 
