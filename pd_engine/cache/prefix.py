@@ -47,6 +47,7 @@ class PrefixCache:
         prompts_only: only blocks within the prompt are shared: where generated positions have another arithmetic.
 
     Attributes:
+        block_size: tokens a block.
         log: of what is stored and removed.
     """
 
