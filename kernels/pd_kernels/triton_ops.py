@@ -17,6 +17,7 @@ from pd_kernels.block_checksum import triton as block_checksum
 from pd_kernels.embed import triton as embed
 from pd_kernels.fp8_gemm.reference import Fp8Weight
 from pd_kernels.fp8_gemm.triton import fp8_linear
+from pd_kernels.fp8_matrix import Fp8Matrix, Weight
 from pd_kernels.latent_write import triton as latent_write
 from pd_kernels.linear import triton as linear
 from pd_kernels.mla_attention import triton as mla_attention
@@ -35,6 +36,10 @@ class NoGpu(RuntimeError):
     """There is no GPU that the kernels are made for; the message says what was found."""
 
 
+class NoKernel(RuntimeError):
+    """There is no kernel for what was asked; the message says for what."""
+
+
 class TritonOps:
     """The kernels on one device. Packed linear weights are tensors, or FP8 weights as a checkpoint stores them."""
 
@@ -51,8 +56,12 @@ class TritonOps:
     def numerics(self) -> str:
         return self._numerics
 
-    def pack_linear(self, weight_MD: Tensor) -> Tensor:
-        return weight_MD.to(self.device).contiguous()
+    def pack_linear(self, weight_MD: Weight) -> Tensor:
+        """Raises:
+        NoKernel: an FP8 matrix, to be multiplied with activations as they are. `pack_fp8_linear` is for the product that
+            quantizes them too.
+        """
+        return _plain(weight_MD).to(self.device).contiguous()
 
     def pack_fp8_linear(self, weight_MK: Tensor, scale_mk: Tensor, *, power_of_two: bool = False) -> Fp8Weight:
         """A projection as an FP8 checkpoint stores it; the activations' scales are powers of two if asked for."""
@@ -64,10 +73,15 @@ class TritonOps:
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> absorb.AbsorbedWeight:
         return absorb.pack_absorbed(w_uk_HNC.to(self.device), w_uv_HVC.to(self.device))
 
-    def pack_experts(self, gate_up_X2ID: Tensor, down_XDI: Tensor, shared_gate_up: Tensor | None,
-                     shared_down: Tensor | None) -> moe_experts.Experts:
-        moved = (t if t is None else t.to(self.device) for t in (shared_gate_up, shared_down))
-        return moe_experts.pack_experts(gate_up_X2ID.to(self.device), down_XDI.to(self.device), *moved)
+    def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
+                     shared_down: Weight | None) -> moe_experts.Experts:
+        """Raises:
+        NoKernel: FP8 matrices, as in `pack_linear`.
+        """
+        moved = (t if t is None else _plain(t).to(self.device) for t in (shared_gate_up, shared_down))
+        return moe_experts.pack_experts(
+            _plain(gate_up_X2ID).to(self.device), _plain(down_XDI).to(self.device), *moved
+        )
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
         self._check(ids_T, table_ZD)
@@ -153,6 +167,12 @@ class TritonOps:
     def _check(self, *tensors: Tensor) -> None:
         for tensor in tensors:
             assert tensor.device.type == self.device.type, f"a tensor is on {tensor.device}, the ops on {self.device}"
+
+
+def _plain(weight: Weight) -> Tensor:
+    if isinstance(weight, Fp8Matrix):
+        raise NoKernel("no Triton kernel multiplies FP8 weights with activations as they are")
+    return weight
 
 
 def _device_name(device: torch.device) -> str:

@@ -10,8 +10,11 @@ from support.kernel_cases import ALL_DIMS, DTYPES, EIGHT_GROUPS, ODD, SMALL, Inp
 from support.triton_cases import check_op, reference_ops, triton_ops
 
 from pd_kernels.moe_gate.triton import choose_experts  # isort: skip
+from pd_kernels.triton_ops import NoKernel  # isort: skip
 
-OPS = list(row_ops(ODD, torch.float32, 1, 0))
+ALL_OPS = list(row_ops(ODD, torch.float32, 1, 0))
+FP8_WEIGHTS = [op for op in ALL_OPS if op.endswith("_fp8")]
+OPS = [op for op in ALL_OPS if op not in FP8_WEIGHTS]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 
 
@@ -38,6 +41,12 @@ def test_op_equals_the_reference(dtype: torch.dtype, op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_op_equals_the_reference_for_more_shapes(dims: str, dtype: torch.dtype, op: str) -> None:
     compare(dims, dtype, op, num_rows=9)
+
+
+@pytest.mark.parametrize("op", FP8_WEIGHTS)
+def test_weights_without_a_kernel_are_refused(op: str) -> None:
+    with pytest.raises(NoKernel, match="FP8 weights"):
+        row_ops(ODD, torch.float32, 1, seed=0)[op](triton_ops(), torch.arange(1))
 
 
 @dtypes
