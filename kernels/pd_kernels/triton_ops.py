@@ -58,8 +58,8 @@ class TritonOps:
 
     def pack_linear(self, weight_MD: Weight) -> Tensor:
         """Raises:
-        NoKernel: an FP8 matrix, to be multiplied with activations as they are. `pack_fp8_linear` is for the product that
-            quantizes them too.
+        NoKernel: an FP8 matrix, to be multiplied with activations as they are. `pack_fp8_linear` is for the product
+            that quantizes them too.
         """
         return _plain(weight_MD).to(self.device).contiguous()
 
