@@ -288,7 +288,9 @@ def _weight_format(quantization: Any) -> str:
     if quantization is None:
         return "plain"
     if not isinstance(quantization, dict):
-        raise InvalidArgument(f"{CONFIG_FILE}: quantization_config must be an object with quant_method fp8, got {_short(quantization)}")
+        raise InvalidArgument(
+            f"{CONFIG_FILE}: quantization_config must be an object with quant_method fp8, got {_short(quantization)}"
+        )
     for name, (required, *others) in _QUANTIZATION.items():
         value = quantization.get(name)
         if value != required and value not in others:
