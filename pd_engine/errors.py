@@ -57,6 +57,8 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.INTERNAL: 500,
 }
 
+MAX_SHOWN_CHARS = 100
+
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
 EXIT_USAGE = 2
@@ -71,6 +73,17 @@ GONE_DETAIL = "gone"
 _FINAL_STATUSES = frozenset(
     {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OUT_OF_RANGE}
 )
+
+
+def shown(value: object) -> str:
+    """A value that somebody sent, as a message shows it: a text as it is, all else as Python writes it; its beginning
+    if it is long.
+    """
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # Python writes no integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 class PdRelayError(Exception):

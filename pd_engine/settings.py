@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, shown
 from pd_engine.hashing import DEFAULT_BLOCK_SIZE
 from pd_engine.sampling.params import MAX_SPECULATE
 
@@ -163,7 +163,7 @@ def _explain(error: Any) -> str:
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
     if error["type"] != "extra_forbidden":
-        return f"settings: {name}: {error['msg']}, got {error['input']!r}"
+        return f"settings: {name}: {error['msg']}, got {shown(error['input'])}"
     known = list(_section_at(location[:-1]).model_fields)
     close = difflib.get_close_matches(location[-1], known, n=1)
     hint = f"did you mean {'.'.join([*location[:-1], close[0]])}?" if close else f"known here: {', '.join(known)}"

@@ -59,12 +59,15 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         return api.AbortResponse(unknown_request_ids=unknown)
 
     async def GetModelInfo(self, request: api.GetModelInfoRequest, context: Context) -> api.GetModelInfoResponse:
+        check_known_fields(request)
         return self._status.model_info()
 
     async def GetServerInfo(self, request: api.GetServerInfoRequest, context: Context) -> api.GetServerInfoResponse:
+        check_known_fields(request)
         return self._status.server_info()
 
     async def GetLoads(self, request: api.GetLoadsRequest, context: Context) -> api.GetLoadsResponse:
+        check_known_fields(request)
         return self._status.loads()
 
 

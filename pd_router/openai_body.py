@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, shown
 from pd_engine.sampling.params import MAX_LOGIT_BIAS, LogitBias
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
@@ -19,7 +19,6 @@ from pd_router.request import Prompt, RawRequest, TextPrompt
 
 DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions, as OpenAI documents it; chats go on to the end of the context
 MAX_LISTED_PROBLEMS = 5
-MAX_SHOWN_CHARS = 100
 MAX_ID_DIGITS = 10
 
 # Fields of OpenAI's and vLLM's that change nothing with these values, and are not supported with others.
@@ -80,7 +79,7 @@ class OpenAIBody(_Strict):
         InvalidArgument: more than one choice.
         """
         if self.n not in (None, 1):
-            raise InvalidArgument(f"n must be 1, got {self.n}: send a request for each choice")
+            raise InvalidArgument(f"n must be 1, got {shown(self.n)}: send a request for each choice")
         if self.stream_options is not None and not self.stream:
             raise InvalidArgument("stream_options is only for stream: true")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -114,10 +113,10 @@ class CompletionBody(OpenAIBody):
         """Raises:
         InvalidArgument: the prompt is of no known shape, or an option is not supported.
         """
-        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         return RawRequest(
             prompt=_parse_prompt(self.prompt),
-            sampling=self.sampling(max_tokens=max_tokens, logprobs=self.logprobs),
+            sampling=self.sampling(max_tokens=self.max_tokens, logprobs=self.logprobs),
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             request_id=self.request_id or "",
             cache_salt=self.cache_salt or "",
         )
@@ -163,13 +162,13 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
     try:
         loose = _Loose.model_validate_json(data)
     except ValidationError as error:
-        raise InvalidArgument(f"the body must be a JSON object in UTF-8: {_short(error.errors()[0]['msg'])}") from None
+        raise InvalidArgument(f"the body must be a JSON object in UTF-8: {shown(error.errors()[0]['msg'])}") from None
     fields = dict(loose.model_extra or {})
     for name, allowed in NEUTRAL_VALUES.items():
         if name in fields and name not in kind.model_fields:
             value = fields.pop(name)
             if value is not None and not _is_one_of(value, allowed):
-                raise InvalidArgument(f"{name} is not supported, only its default; got {_short(value)}")
+                raise InvalidArgument(f"{name} is not supported, only its default; got {shown(value)}")
     for name in [name for name in fields if name not in kind.model_fields][MAX_LISTED_PROBLEMS:]:
         del fields[name]  # each would cost an error of its own
     try:
@@ -189,18 +188,13 @@ class _Loose(BaseModel):
 
 def _explain(kind: type[BaseModel], problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
-    name = _short(".".join(path), quote=False)
+    name = shown(".".join(path))
     if problem["type"] == "extra_forbidden":
         close = difflib.get_close_matches(path[-1], kind.model_fields, n=1) if len(path) == 1 else []
         return f"unknown field {name}" + (f"; did you mean {close[0]}?" if close else "")
     if problem["type"] == "missing":
         return f"{name} is missing"
-    return f"{name}: {problem['msg']}, got {_short(problem['input'])}"
-
-
-def _short(value: Any, *, quote: bool = True) -> str:
-    text = repr(value) if quote and not isinstance(value, str) else str(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    return f"{name}: {problem['msg']}, got {shown(problem['input'])}"
 
 
 def _parse_logit_bias(logit_bias: dict[str, Any]) -> LogitBias:
@@ -208,9 +202,9 @@ def _parse_logit_bias(logit_bias: dict[str, Any]) -> LogitBias:
         raise InvalidArgument(f"logit_bias has at most {MAX_LOGIT_BIAS} tokens, got {len(logit_bias)}")
     for key, bias in logit_bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
-            raise InvalidArgument(f"logit_bias must have token ids as keys, such as \"12\", got {_short(key)}")
+            raise InvalidArgument(f"logit_bias must have token ids as keys, such as \"12\", got {shown(key)}")
         if not isinstance(bias, int | float) or isinstance(bias, bool):
-            raise InvalidArgument(f"logit_bias must have numbers as values, got {_short(bias)} for token {key}")
+            raise InvalidArgument(f"logit_bias must have numbers as values, got {shown(bias)} for token {key}")
     return tuple(sorted((int(key), bias) for key, bias in logit_bias.items()))
 
 
@@ -223,7 +217,7 @@ def _parse_prompt(prompt: Any) -> Prompt:
         return tuple(prompt)
     if isinstance(prompt, list) and len(prompt) > 1 and all(isinstance(item, str | list) for item in prompt):
         raise InvalidArgument(f"one prompt a request is supported, got {len(prompt)}: send a request for each")
-    raise InvalidArgument(f"prompt must be text or a list of token ids, and not empty, got {_short(prompt)}")
+    raise InvalidArgument(f"prompt must be text or a list of token ids, and not empty, got {shown(prompt)}")
 
 
 def _parse_content(content: Any, name: str) -> str:
@@ -231,7 +225,7 @@ def _parse_content(content: Any, name: str) -> str:
         return content
     if isinstance(content, list):
         return "".join(_parse_part(part, f"{name}.{index}") for index, part in enumerate(content))
-    raise InvalidArgument(f"{name} must be text or a list of parts of type text, got {_short(content)}")
+    raise InvalidArgument(f"{name} must be text or a list of parts of type text, got {shown(content)}")
 
 
 def _parse_part(part: Any, name: str) -> str:
@@ -239,4 +233,4 @@ def _parse_part(part: Any, name: str) -> str:
         text = part["text"]
         if isinstance(text, str):
             return text
-    raise InvalidArgument(f'{name} must be {{"type": "text", "text": ...}}, got {_short(part)}')
+    raise InvalidArgument(f'{name} must be {{"type": "text", "text": ...}}, got {shown(part)}')

@@ -56,11 +56,15 @@ Prompt = TextPrompt | tuple[ChatMessage, ...] | tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawRequest:
-    """What a client asked for. An empty `request_id` gets a random one."""
+    """What a client asked for. An empty `request_id` gets a random one.
+
+    `default_max_tokens` is its door's, for a request that names no max_tokens (`resolve_sampling`).
+    """
 
     prompt: Prompt
     is_chat: bool = False
     sampling: SamplingFields = field(default_factory=SamplingFields)
+    default_max_tokens: int | None = None
     request_id: str = ""
     placement: PlacementWish = PlacementWish()
     cache_salt: str = ""
@@ -98,7 +102,8 @@ class Preparer:
         prompt_ids = await self.tokenize(raw.prompt, is_chat=raw.is_chat)
         check_prompt(prompt_ids, limits)
         params = resolve_sampling(
-            raw.sampling, self._defaults, limits, num_prompt_tokens=len(prompt_ids), request_id=request_id
+            raw.sampling, self._defaults, limits, num_prompt_tokens=len(prompt_ids), request_id=request_id,
+            default_max_tokens=raw.default_max_tokens,
         )
         return Request(
             request_id=request_id,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pd_engine.contracts import api_pb2
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, shown
 from pd_engine.sampling.params import NO_TOP_K, SamplingParams
 from pd_engine.settings import EngineSettings
 from pd_engine.text.defaults import SamplingFields
@@ -72,7 +72,7 @@ def read_sampling(
     )
     for name, value in (("max_tokens", max_tokens), ("min_tokens", min_tokens), ("top_k", top_k)):
         if value is not None and value > MAX_INT32:
-            raise InvalidArgument(f"{name} must be at most {MAX_INT32}, got {value}")
+            raise InvalidArgument(f"{name} must be at most {MAX_INT32}, got {shown(value)}")
     return SamplingFields(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop),
         ignore_eos=ignore_eos or None, logprobs=logprobs, speculate=speculate, logit_bias=biases, **processing,

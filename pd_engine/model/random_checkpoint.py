@@ -84,6 +84,7 @@ TINY_CONFIG: dict[str, Any] = {
     "pad_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+FIELD_NAMES = frozenset(TINY_CONFIG) | {"num_key_value_heads", "quantization_config"}
 FP8_QUANTIZATION: dict[str, Any] = {
     "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
 }

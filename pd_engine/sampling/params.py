@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, shown
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -78,11 +78,11 @@ class SamplingParams:
         self._check_penalties()
         self._check_ends()
         if not 0 <= self.seed < 2**64:
-            raise InvalidArgument(f"seed must be in [0, 2**64), got {self.seed}")
+            raise InvalidArgument(f"seed must be in [0, 2**64), got {shown(self.seed)}")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidArgument(f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}")
+            raise InvalidArgument(f"logprobs must be in [0, {MAX_LOGPROBS}], got {shown(self.logprobs)}")
         if self.speculate is not None and not 0 <= self.speculate <= MAX_SPECULATE:
-            raise InvalidArgument(f"speculate must be in [0, {MAX_SPECULATE}], got {self.speculate}")
+            raise InvalidArgument(f"speculate must be in [0, {MAX_SPECULATE}], got {shown(self.speculate)}")
 
     @property
     def changes_logits(self) -> bool:
@@ -110,7 +110,7 @@ class SamplingParams:
             raise InvalidArgument(f"top_p must be in (0, 1], got {self.top_p}")
         if self.top_k != NO_TOP_K and not 1 <= self.top_k <= MAX_TOP_K:
             raise InvalidArgument(
-                f"top_k must be in [1, {MAX_TOP_K}], or {NO_TOP_K} for no limit, got {self.top_k}"
+                f"top_k must be in [1, {MAX_TOP_K}], or {NO_TOP_K} for no limit, got {shown(self.top_k)}"
             )
         if not 0 <= self.min_p <= 1:
             raise InvalidArgument(f"min_p must be in [0, 1], got {self.min_p}")
@@ -138,10 +138,11 @@ class SamplingParams:
 
     def _check_ends(self) -> None:
         if self.max_tokens < 1:
-            raise InvalidArgument(f"max_tokens must be >= 1, got {self.max_tokens}")
+            raise InvalidArgument(f"max_tokens must be >= 1, got {shown(self.max_tokens)}")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InvalidArgument(
-                f"min_tokens must be in [0, {self.max_tokens}], which is max_tokens, got {self.min_tokens}"
+                f"min_tokens must be in [0, {self.max_tokens}], which is max_tokens, "
+                f"got {shown(self.min_tokens)}"
             )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidArgument(f"at most {MAX_STOP_STRINGS} stop strings are allowed, got {len(self.stop)}")
@@ -160,4 +161,8 @@ def seed_from_request_id(request_id: str) -> int:
 
 
 def _float32(value: float) -> float:
-    return ctypes.c_float(value).value
+    """Rounded; infinite if it is too large, as no range allows."""
+    try:
+        return ctypes.c_float(value).value
+    except OverflowError:  # an integer beyond all floats
+        return math.inf if value > 0 else -math.inf

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, shown
 from pd_engine.sampling.params import NO_TOP_K, LogitBias, SamplingParams, seed_from_request_id
 from pd_engine.text.json_file import read_json_object
 
@@ -116,8 +116,13 @@ def resolve_sampling(
     *,
     num_prompt_tokens: int,
     request_id: str,
+    default_max_tokens: int | None = None,
 ) -> SamplingParams:
     """The parameters of a request whose prompt has passed `check_prompt`.
+
+    Args:
+        default_max_tokens: of a request that names no max_tokens: so many, or min_tokens if that is more, as far as
+            they fit. None: as many as fit.
 
     Raises:
         InvalidArgument: a value is out of range, or prompt and max_tokens together exceed the context.
@@ -127,16 +132,21 @@ def resolve_sampling(
     if fields.max_tokens is not None and fields.max_tokens > room:
         raise InvalidArgument(
             f"max_tokens must be at most {room} after a prompt of {num_prompt_tokens} tokens, as {limits.context_name} "
-            f"has {limits.max_context_length}, got {fields.max_tokens}"
+            f"has {limits.max_context_length}, got {shown(fields.max_tokens)}"
         )
     _check_ids("stop_token_ids", fields.stop_token_ids, limits.vocab_size)
     _check_ids("token ids of logit_bias", [token for token, _ in fields.logit_bias], limits.vocab_size)
+    max_tokens = fields.max_tokens
     return _combine(
         fields,
         defaults,
-        max_tokens=room if fields.max_tokens is None else fields.max_tokens,
+        max_tokens=_default_max_tokens(fields, default_max_tokens, room) if max_tokens is None else max_tokens,
         seed=seed_from_request_id(request_id) if fields.seed is None else fields.seed,
     )
+
+
+def _default_max_tokens(fields: SamplingFields, default: int | None, room: int) -> int:
+    return room if default is None else min(max(default, fields.min_tokens or 0), room)
 
 
 def _combine(fields: SamplingFields, defaults: GenerationDefaults, *, max_tokens: int, seed: int) -> SamplingParams:
@@ -171,18 +181,18 @@ def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
         return
     worst = max(token_ids) if min(token_ids) >= 0 else min(token_ids)
     if not 0 <= worst < vocab_size:
-        raise InvalidArgument(f"{name} must be in [0, {vocab_size}), got {worst}")
+        raise InvalidArgument(f"{name} must be in [0, {vocab_size}), got {shown(worst)}")
 
 
 def _number(config: dict[str, Any], key: str, file: Path) -> float | None:
     value = config.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise InvalidArgument(f"{file}: {key} must be a number, got {value!r}")
+        raise InvalidArgument(f"{file}: {key} must be a number, got {shown(value)}")
     return value
 
 
 def _integer(config: dict[str, Any], key: str, file: Path) -> int | None:
     value = _number(config, key, file)
     if isinstance(value, float) and not value.is_integer():  # as NaN and infinity are not
-        raise InvalidArgument(f"{file}: {key} must be an integer, got {value!r}")
+        raise InvalidArgument(f"{file}: {key} must be an integer, got {shown(value)}")
     return None if value is None else int(value)

@@ -112,6 +112,14 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None
     assert_refused(finished, "did you mean engine.threads?")
 
 
+@pytest.mark.parametrize(("field", "message"), [
+    ("hidden_sise=64", "did you mean hidden_size?"), ("nope=1", "config.json has no such field; known are "),
+])
+def test_an_unknown_field_of_a_random_model_is_refused(field: str, message: str, tmp_path: Path) -> None:
+    assert_refused(run_command("random-model", tmp_path / "model", "--set", field, "--json"), message)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_does_not_fit_the_model(model: Path) -> None:
     arguments = ("generate", "--model", model, "--json")
     assert_refused(run_command(*arguments, "--token-ids", "320"), "prompt token ids must be in [0, 320)")
@@ -213,6 +221,16 @@ def test_a_command_that_is_interrupted_before_its_result_says_so() -> None:
         "import pd_ops.cli\n"
         "def interrupted(words): raise KeyboardInterrupt\n"
         "pd_ops.cli.build_app = interrupted\npd_ops.cli.main(['version', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (130, {"interrupted": True}, "")
+
+
+def test_a_command_that_is_interrupted_in_its_body_says_so() -> None:
+    script = (
+        "import pd_ops.cli, pd_ops.commands.doctor as doctor\n"
+        "def interrupted(*arguments): raise KeyboardInterrupt\n"
+        "doctor.load_settings = interrupted\npd_ops.cli.main(['doctor', '--json'])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout), done.stderr) == (130, {"interrupted": True}, "")

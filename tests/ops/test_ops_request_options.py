@@ -135,6 +135,16 @@ class TestSampling:
         with pytest.raises(InvalidArgument, match=name):
             sampling_of(**{name: value})
 
+    @pytest.mark.parametrize("sign", ["", "-"])
+    @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "seed", "logprobs", "speculate"])
+    def test_a_number_beyond_all_ranges(self, name: str, sign: str) -> None:
+        """Its digits do not come back; of real numbers Python makes infinities before they are seen here."""
+        with pytest.raises(InvalidArgument, match=name) as caught:
+            sampling_of(**{name: int(f"{sign}1{'0' * 400}")})
+        assert len(caught.value.message) < 250
+        with pytest.raises(InvalidArgument, match="logit_bias must be in"):
+            sampling_of(logit_bias=[f"1={sign}1{'0' * 400}"])
+
     def test_stop_strings(self) -> None:
         with pytest.raises(InvalidArgument, match="stop string"):
             sampling_of(stop=[""])

@@ -121,6 +121,18 @@ async def test_unknown_fields(lab: RouterLab, data: bytes, where: str) -> None:
     assert where in (caught.value.details() or "")
 
 
+@pytest.mark.parametrize("method", ["GetModelInfo", "GetServerInfo", "GetLoads", "Abort"])
+async def test_unknown_fields_of_the_other_calls(lab: RouterLab, method: str) -> None:
+    async with grpc.aio.insecure_channel(lab.grpc_address) as channel:
+        call = channel.unary_unary(
+            f"/pdrelay.v1.PdRelay/{method}", request_serializer=bytes, response_deserializer=bytes
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xd2\x0f\x01x")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{method}Request has no field number 250" in (caught.value.details() or "")
+
+
 async def test_text_that_is_not_utf8(lab: RouterLab) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await raw_generate(lab, b"\x1a\x02\xff\xfe")

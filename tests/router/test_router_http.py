@@ -203,7 +203,9 @@ async def test_what_changes_the_logits(lab: RouterLab) -> None:
         ({"prompt": "x", "frequency_penalty": 1e400}, "frequency_penalty: Input should be a finite number"),
         ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty must be in [0.01, 100], got 0.0"),
         ({"prompt": "x", "min_p": 1.5}, "min_p must be in [0, 1], got 1.5"),
-        ({"prompt": "x", "min_tokens": 17}, "min_tokens must be in [0, 16], which is max_tokens, got 17"),
+        ({"prompt": [5] * 4090, "max_tokens": 7}, "max_tokens must be at most 6"),
+        ({"prompt": "x", "max_tokens": 16, "min_tokens": 17}, "min_tokens must be in [0, 16], which is max_tokens"),
+        ({"prompt": [5] * 4090, "min_tokens": 7}, "min_tokens must be in [0, 6], which is max_tokens, got 7"),
         ({"prompt": "x", "min_tokens": -1}, "min_tokens must be in [0, 16]"),
         ({"prompt": "x", "logprobs": 50}, "logprobs must be"),
         ({"prompt": "x", "stop": 7}, "stop"),
@@ -225,6 +227,34 @@ async def test_a_bad_completion_body(lab: RouterLab, body: dict[str, Any], match
     assert match in error["message"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_argument")
     assert lab.prefill[0].calls == []
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("field", [
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "max_tokens", "min_tokens", "n", "logprobs", "speculate", "logit_bias", "stop_token_ids", "prompt",
+])
+async def test_a_number_beyond_all_ranges(lab: RouterLab, field: str, sign: int) -> None:
+    """It is refused by name, and its digits do not come back."""
+    number = sign * 10**400
+    value: Any = {"logit_bias": {"5": number}, "stop_token_ids": [number], "prompt": [number]}.get(field, number)
+    response = await lab.http.post("/v1/completions", json={"prompt": "x", field: value})
+    assert response.status_code == 400, response.text
+    message = response.json()["error"]["message"]
+    assert field in message
+    assert len(message) < 250
+    assert lab.prefill[0].calls == []
+
+
+async def test_how_many_tokens_a_completion_has_that_names_no_number(lab: RouterLab) -> None:
+    """OpenAI's 16; fewer if no more fit, more if min_tokens asks for them."""
+    for fields, expected in (
+        ({"prompt": "x"}, 16), ({"prompt": [5] * 4090}, 6), ({"prompt": "x", "min_tokens": 20}, 20),
+        ({"prompt": "x", "min_tokens": 3}, 16),
+    ):
+        reply = (await lab.http.post("/v1/completions", json={"ignore_eos": True, **fields})).json()
+        assert reply["usage"]["completion_tokens"] == expected
+        assert lab.prefill[0].requests[-1].sampling.max_tokens == expected
 
 
 @pytest.mark.parametrize(

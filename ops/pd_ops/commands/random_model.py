@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, shown
 from pd_ops.commands import options
 
 
 def command(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds give equal weights.")] = 0,
     dtype: Annotated[str, typer.Option(help="Dtype of the weights: bf16 or fp32.")] = "bf16",
     fields: Annotated[
         list[str] | None,
@@ -27,9 +29,12 @@ def command(
 ) -> None:
     """Write a tiny DeepSeek-V3 checkpoint with random weights and a byte tokenizer."""
     output = options.start(context, as_json)
-    overrides = {"torch_dtype": _torch_dtype(dtype), **dict(map(_parse_field, fields or []))}
-    from pd_engine.model.random_checkpoint import write_random_checkpoint
+    overrides = dict(map(_parse_field, fields or []))
+    torch_dtype = _torch_dtype(dtype)
+    from pd_engine.model.random_checkpoint import FIELD_NAMES, write_random_checkpoint
 
+    _check_names(overrides, FIELD_NAMES)
+    overrides = {"torch_dtype": torch_dtype, **overrides}
     try:
         config = write_random_checkpoint(path, overrides, seed=seed, max_shard_bytes=max_shard_bytes, fp8=fp8)
     except OSError as error:
@@ -45,6 +50,14 @@ def _torch_dtype(dtype: str) -> str:
     if dtype not in names:
         raise InvalidArgument(f"--dtype must be {' or '.join(names)}, got {dtype!r}")
     return names[dtype]
+
+
+def _check_names(overrides: Collection[str], known: Collection[str]) -> None:
+    for name in overrides:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+            raise InvalidArgument(f"--set {shown(name)}: config.json has no such field; {hint}")
 
 
 def _parse_field(text: str) -> tuple[str, Any]:
