@@ -58,6 +58,8 @@ def run(arguments: list[str]) -> int:
     output = Output(claim_stdout(), as_json="--json" in arguments)
     try:
         code = build_app(arguments)(args=arguments or ["--help"], standalone_mode=False, obj=output)
+        if code == EXIT_INTERRUPTED:  # what Typer makes of a KeyboardInterrupt
+            output.document({"interrupted": True})
         return code if isinstance(code, int) else EXIT_OK
     except PdRelayError as error:
         output.error(error)
@@ -65,9 +67,10 @@ def run(arguments: list[str]) -> int:
     except typer.TyperException as error:
         output.error(InvalidArgument(error.format_message()))
         return EXIT_USAGE
-    except (KeyboardInterrupt, typer.Abort) as interrupt:
-        if not isinstance(interrupt, Interrupted):
-            output.document({"interrupted": True})
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort):
+        output.document({"interrupted": True})
         return EXIT_INTERRUPTED
     except ReaderGone:
         output.discard()

@@ -20,8 +20,9 @@ class ReaderGone(Exception):
     """Nobody reads standard output any more, as after `| head`. (Not an OSError: Typer has ideas about those.)"""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, of a command that has already printed what had come until then."""
+class Interrupted(Exception):
+    """Ctrl-C, of a command that has already printed what had come until then. (Of a KeyboardInterrupt Typer makes an
+    exit code.)"""
 
 
 class Output:
