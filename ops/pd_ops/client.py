@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from pd_engine.contracts import api_pb2, api_pb2_grpc
-from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pd_engine.errors import FailedPrecondition, InvalidArgument, PdRelayError, Unavailable
 from pd_engine.service.client import connect, typed_error
 from pd_ops.cluster.ray_runtime import LOOPBACK
 from pd_ops.cluster.state_file import ClusterState, Phase, read_state
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pd_engine.contracts.api_pb2_grpc import PdRelayAsyncStub
 
 CALL_TIMEOUT_S = 10.0
+LOST_CONNECTION = ("Stream removed", "Socket closed", "recvmsg:", "Connection reset")  # as gRPC puts it
 T = TypeVar("T")
 
 
@@ -46,7 +47,7 @@ class RouterClient:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise typed_error(error) from None
+            raise _told(error, self._address) from None
         finally:
             call.cancel()
 
@@ -93,6 +94,14 @@ class RouterClient:
 
     async def server_info(self) -> api_pb2.GetServerInfoResponse:
         return await _typed(self._stub.GetServerInfo(api_pb2.GetServerInfoRequest(), timeout=CALL_TIMEOUT_S))
+
+
+def _told(error: grpc.aio.AioRpcError, address: str) -> PdRelayError:
+    """The typed error; where the connection ended under a call, gRPC's details are no words for people."""
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(LOST_CONNECTION):
+        return Unavailable(f"the connection to the router at {address} was lost ({details})")
+    return typed_error(error)
 
 
 async def _typed(call: Awaitable[T]) -> T:

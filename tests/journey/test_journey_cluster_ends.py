@@ -88,8 +88,9 @@ def test_ctrl_c_while_it_starts(start: Start) -> None:
     serving.signal_group(signal.SIGINT)
     events = serving.rest()
     assert serving.process.returncode == 130, serving.stderr()
-    assert events == []
+    assert events == [{"interrupted": True}]
     assert "Traceback" not in serving.stderr()
+    assert "killed" not in serving.stderr()
     assert_gone(processes)
 
 

@@ -16,6 +16,7 @@ from pd_ops.client import checked_address
 from pd_ops.request_options import parse_token_ids, read_prompt
 from pd_ops.results import interrupted_document, tokens_event
 from support.commands import COMMAND, environment
+from support.proxy import Proxy
 from support.router_lab import PROMPT, RouterLab, router_lab
 from support.toy_model import toy_generate
 
@@ -66,6 +67,19 @@ async def test_an_interrupted_stream_says_what_had_come(number: signal.Signals) 
             "logprobs": [one for event in given for one in event["logprobs"]],
         }
         assert stderr == "[interrupted]\n"
+
+
+async def test_a_lost_connection_is_told_in_words() -> None:
+    async with router_lab() as lab, Proxy(lab.grpc_address) as proxy:
+        lab.decode[0].faults.stall_at = 3
+        process = await submit(lab, "--stream", "--address", proxy.address)
+        assert process.stdout is not None
+        assert json.loads(await process.stdout.readline())["event"] == "tokens"
+        proxy.cut()
+        code, documents, stderr = await finished(process)
+        assert code == 3
+        assert f"the connection to the router at {proxy.address} was lost" in documents[-1]["error"]["message"]
+        assert "was lost" in stderr
 
 
 async def test_an_interrupted_answer_of_which_nothing_had_come() -> None:

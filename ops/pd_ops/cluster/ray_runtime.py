@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from pd_engine.errors import Unavailable
 from pd_engine.settings import ClusterSettings
 from pd_ops.cluster.interrupts import uninterrupted
@@ -23,7 +25,7 @@ from pd_ops.cluster.plan import Placement, Role, everywhere
 from pd_ops.cluster.processes import Guarded, descendants, end_processes, guarded
 
 LOOPBACK = "127.0.0.1"
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 5.0  # none for a start that was interrupted: nothing serves yet
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -31,6 +33,7 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",                 # Ray's 15 is for batch work: whatever else runs here would go first
     "RAY_memory_monitor_refresh_ms": "0",       # Ray would kill a worker that it cannot replace when the host is full
     "MALLOC_ARENA_MAX": "2",                    # glibc's arenas a thread would cost workers tens of MB
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",           # Ray would print in our terminal that a worker died; all is skipped
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -80,6 +83,7 @@ def connected(settings: ClusterSettings, num_cpus: int) -> Iterator[RayRuntime]:
         own = OWN_ENVIRONMENT if settings.ray_address is None else {}
         os.environ.update(ENVIRONMENT | own | dict(os.environ) | guard.environment)
         ray: Any = importlib.import_module("ray")  # only now: it reads the environment when it is imported
+        grace_s = STOP_GRACE_S
         try:
             context = _init(ray, settings, num_cpus, guard)
             runtime = ray.get_runtime_context()
@@ -87,8 +91,11 @@ def connected(settings: ClusterSettings, num_cpus: int) -> Iterator[RayRuntime]:
                 address=context.address_info["gcs_address"], node_id=runtime.get_node_id(),
                 is_own=settings.ray_address is None,
             )
+        except KeyboardInterrupt:
+            grace_s = 0.0
+            raise
         finally:
-            _shut_down(ray, guard)
+            _shut_down(ray, guard, grace_s)
 
 
 def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) -> Any:
@@ -114,15 +121,23 @@ def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) ->
         ) from error
 
 
-def _shut_down(ray: Any, guard: Guarded) -> None:
+def _shut_down(ray: Any, guard: Guarded, grace_s: float) -> None:
     """Disconnects; what was started here is ended, and waited for."""
     with uninterrupted():
-        _end_all(ray, guard)
+        _end_all(ray, guard, grace_s)
 
 
-def _end_all(ray: Any, guard: Guarded) -> None:
+def _end_all(ray: Any, guard: Guarded, grace_s: float) -> None:
     processes = [process for process in descendants() if process.pid != guard.guardian_pid]
+    names = {process.pid: _name(process) for process in processes}
     ray.shutdown()
-    killed = end_processes(processes, STOP_GRACE_S)
-    if killed:
-        log.warning("processes that had to be killed: %s", killed)
+    killed = end_processes(processes, grace_s)
+    if killed and grace_s > 0:
+        log.warning("processes that had to be killed: %s", ", ".join(f"{names[pid]} ({pid})" for pid in killed))
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return "ended"

@@ -17,7 +17,7 @@ ServedDtype = Annotated[
     str | None, typer.Option("--dtype", help="bf16 or fp32: the cluster must serve this one; auto: any.")
 ]
 Ops = Annotated[str | None, typer.Option(help="Implementation of the ops: auto, cpu or reference.")]
-ServerSpeculate = Annotated[int | None, typer.Option(help="Draft tokens a step; 0: off.")]
+ServerSpeculate = Annotated[int | None, typer.Option(help="Draft tokens a step at most; 0: off.")]
 
 ClusterName = Annotated[str, typer.Option("--cluster", help="Name of the cluster on this host.")]
 Address = Annotated[str | None, typer.Option(help="HOST:PORT of a router's gRPC door; over --cluster.")]
@@ -58,7 +58,9 @@ Seed = Annotated[int | None, typer.Option(help="All randomness comes from it; de
 Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the checkpoint's end tokens.")]
 Logprobs = Annotated[int | None, typer.Option(help="Report logprobs, and the N most likely tokens of each position.")]
-Speculate = Annotated[int | None, typer.Option(help="Draft tokens a step; 0: off; default: the server's setting.")]
+Speculate = Annotated[
+    int | None, typer.Option(help="Draft tokens a step at most; 0: off; default: the server's setting.")
+]
 Stream = Annotated[
     bool | None, typer.Option("--stream/--no-stream", help="Text as it comes; default: yes, with --json no.")
 ]
