@@ -187,6 +187,7 @@ async def test_same_address_new_life(transport: str) -> None:
             info = await begin(source, key)
             assert info.address == old.address
             assert info.epoch != old.epoch
+            await destination.channels[old.address].channel_ready()  # it may still wait before it tries again
             destination.reserve_and_pull(late, NUM_TOKENS, old)
             with pytest.raises(Gone):
                 await destination.result_of(late)

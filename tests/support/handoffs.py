@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import grpc.aio
 import numpy as np
 
 from kv_transfer.destination import HandoffDestination, PullResult
@@ -126,6 +127,7 @@ class DestinationSide:
         worker_id: str = "decode-0",
     ) -> None:
         settings = settings or TransferSettings()
+        self.channels: dict[str, grpc.aio.Channel] = {}  # the last one to each address
         self.layout = layout
         self.arena = Arena(layout, num_blocks)
         self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
@@ -142,9 +144,13 @@ class DestinationSide:
         self.destination = HandoffDestination(
             arena=self.arena, pool=self.pool, fingerprint=fingerprint, worker_id=worker_id,
             epoch=secrets.token_hex(16), settings=settings, transports=transports, checksums=range_checksums,
-            clock=time.monotonic, open_channel=lambda address: connect(address, SECRET),
+            clock=time.monotonic, open_channel=self._open_channel,
             on_complete=self._on_complete, on_failed=self._on_failed, on_expired=self.expired.append,
         )
+
+    def _open_channel(self, address: str) -> grpc.aio.Channel:
+        self.channels[address] = connect(address, SECRET)
+        return self.channels[address]
 
     async def start(self) -> None:
         await self.destination.start()

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from pd_kernels.ops import GateConfig
-from support.kernel_cases import ALL_DIMS, DTYPES, EIGHT_GROUPS, ODD, SMALL, Inputs, row_ops, same_bits
+from support.kernel_cases import ALL_DIMS, DTYPES, EIGHT_GROUPS, FP8_WEIGHT_OPS, ODD, SMALL, Inputs, row_ops, same_bits
 from support.triton_cases import check_op, reference_ops, triton_ops
 
 from pd_kernels.moe_gate.triton import choose_experts  # isort: skip
 from pd_kernels.triton_ops import NoKernel  # isort: skip
 
-ALL_OPS = list(row_ops(ODD, torch.float32, 1, 0))
-FP8_WEIGHTS = [op for op in ALL_OPS if op.endswith("_fp8")]
-OPS = [op for op in ALL_OPS if op not in FP8_WEIGHTS]
+OPS = [op for op in row_ops(ODD, torch.float32, 1, 0) if op not in FP8_WEIGHT_OPS]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 
 
@@ -43,7 +41,7 @@ def test_op_equals_the_reference_for_more_shapes(dims: str, dtype: torch.dtype, 
     compare(dims, dtype, op, num_rows=9)
 
 
-@pytest.mark.parametrize("op", FP8_WEIGHTS)
+@pytest.mark.parametrize("op", FP8_WEIGHT_OPS)
 def test_weights_without_a_kernel_are_refused(op: str) -> None:
     with pytest.raises(NoKernel, match="FP8 weights"):
         row_ops(ODD, torch.float32, 1, seed=0)[op](triton_ops(), torch.arange(1))
