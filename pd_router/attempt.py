@@ -104,9 +104,7 @@ class Attempt:
         if event.token_ids:
             self._take(link, event.index, event.token_ids, event.logprobs)
         if event.HasField("failure"):
-            failure = event.failure
-            culprit = self._prefill if failure.missing_blocks else link
-            self._fail(from_code(failure.code, failure.message), culprit, retryable=failure.retryable)
+            self._take_failure(link, event.failure)
         elif event.finish_reason:
             self._fail(Gone(), link, retryable=True)  # ignored if its last token was seen to end the journey
 
@@ -219,6 +217,14 @@ class Attempt:
             self._prefill.note_computed(self._num_uncached_tokens, self._assigned_at)
 
     # Failures
+
+    def _take_failure(self, link: WorkerLink, failure: pb.Failure) -> None:
+        error = from_code(failure.code, failure.message)
+        if isinstance(error, ResourceExhausted):
+            self._refused(error, link)  # it was given up for want of room
+        else:
+            culprit = self._prefill if failure.missing_blocks else link
+            self._fail(error, culprit, retryable=failure.retryable)
 
     def _refused(self, error: PdRelayError, link: WorkerLink) -> None:
         """A worker did not take it. One without room is not tried again before it next reports."""
