@@ -1,4 +1,4 @@
-"""Latents of sequences that wait for room, in host memory, and the copies there and back: the compute thread's business.
+"""Latents of sequences that wait for room, in host memory, and the copies there and back: work of the compute thread.
 
 A copy's memory is its own: mapped when the sequence leaves, given back to the operating system when the copy is closed.
 """
