@@ -76,6 +76,15 @@ async def test_lack_of_room_does_not_count_as_a_failed_attempt() -> None:
         assert all_calls(lab, "Reserve") == [1, 2, 3, 4]
 
 
+async def test_to_be_given_up_for_want_of_room_is_no_failed_attempt() -> None:
+    """However often, and whenever the first token was due: the stream goes on where it was."""
+    full = pb.Failure(code="resource_exhausted", message="no room left", retryable=True)
+    async with router_lab(settings(router={"max_attempts": 1, "ttft_target_ms": 60_000})) as lab:
+        lab.decode[0].faults.fail_at = {3: full, 7: full, 8: full}
+        await check_same_stream(lab)
+        assert all_calls(lab, "Reserve") == [1, 2, 3, 4]
+
+
 async def test_a_full_prefill_queue_is_passed_over() -> None:
     async with router_lab(num_prefill=2) as lab:
         lab.prefill[0].faults.prefill = [ResourceExhausted("queue is full")]
