@@ -80,7 +80,7 @@ async def test_twice_the_room(cached: bool) -> None:
 
 
 async def test_cancel_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten rounds, each until a sequence is in host memory, or on its way; then all are cancelled, and nothing is left."""
+    """Ten rounds, each until a sequence leaves for host memory; then all are cancelled, and nothing stays mapped."""
     copies: list[host_tier.HostCopy] = []
     rss_bytes: list[int] = []
 
