@@ -143,7 +143,7 @@ class JourneyRunner:
             culprit.worker_id,
             failure.error.message,
         )
-        if culprit.load.has_room:
+        if not failure.no_room:
             self._failed_workers.add(culprit.worker_id)
         # The decode worker keeps what was verified: the next attempt takes its lease over.
         self._preferred_decode = (placement.decode_worker or "") if culprit.role is Role.PREFILL else ""
