@@ -69,15 +69,58 @@ class ChoiceBlocks:
             num_final_mtp: leading positions whose MTP slots are final.
         """
         record.num_generated += len(token_ids)
-        if self._cache is not None and record.chain is not None and record.block_ids:
+        record.num_final_mtp = num_final_mtp
+        if record.chain is not None:
             record.chain.extend(token_ids)
-            num_final = record.spec.choice.num_prompt_tokens + record.num_generated - 1
-            self._cache.store(record.chain, record.block_ids, num_final=num_final, num_final_mtp=num_final_mtp)
+        self._store(record)
 
     def release(self, record: ChoiceRecord) -> None:
         """Nobody writes to them any more."""
         self._pool.release(record.block_ids, record.name)
         record.block_ids = []
+
+    # Room for one that grows, and that leaves and comes back
+
+    def extend(self, record: ChoiceRecord, count: int) -> list[int]:
+        """More blocks, which must be free."""
+        fresh = self._pool.allocate(count, record.name)
+        record.block_ids += fresh
+        return fresh
+
+    def num_freed(self, block_ids: Sequence[int]) -> int:
+        """How many of these would be free without their one holder."""
+        return sum(len(self._pool.owners(block)) == 1 for block in block_ids)
+
+    def num_shared(self, record: ChoiceRecord) -> int:
+        """Of the blocks that one in host memory would find again, those that others hold."""
+        return sum(self._pool.is_held(block) for block in self._found_again(record))
+
+    def take_back(self, record: ChoiceRecord, count: int) -> int:
+        """Gives one in host memory `count` blocks, which must be there. Returns how many leading ones hold what they
+        should: they are in the cache."""
+        found = self._found_again(record)
+        self._pool.hold(found, record.name)
+        record.block_ids = [*found, *self._pool.allocate(count - len(found), record.name)]
+        if self._cache is not None and record.chain is not None:
+            record.chain.num_stored = record.chain.num_stored_mtp = 0
+            self._cache.begin(record.chain, record.block_ids)
+        return len(found)
+
+    def came_back(self, record: ChoiceRecord) -> None:
+        """Its blocks hold its latents again: they are found from now on."""
+        self._store(record)
+
+    def _found_again(self, record: ChoiceRecord) -> list[int]:
+        if self._cache is None or record.chain is None:
+            return []
+        num_full = (record.num_tokens - 1) // self._cache.block_size
+        return self.cached(record.spec, record.chain)[:num_full]
+
+    def _store(self, record: ChoiceRecord) -> None:
+        if self._cache is not None and record.chain is not None and record.block_ids:
+            self._cache.store(
+                record.chain, record.block_ids, num_final=record.num_tokens - 1, num_final_mtp=record.num_final_mtp
+            )
 
     def check_integrity(self) -> None:
         (self._cache or self._pool).check_integrity()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from decode_worker.host_tier import Stored
 from kv_transfer.journey import JourneyKey
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import AlreadyExists
@@ -16,6 +17,9 @@ class ChoiceState(Enum):
     PULLING = "pulling"    # the handoff is under way
     STALLED = "stalled"    # the handoff has failed and the router was told; the lease waits for the next attempt
     DECODING = "decoding"  # its blocks are its own; the compute thread works on it
+    LEAVING = "leaving"    # its latents are being copied to host memory, after the step under way
+    AWAY = "away"          # it is in host memory, and has no blocks
+    RETURNING = "returning"  # it has blocks, and its latents are being copied into them
     ENDED = "ended"        # its blocks are free, or will be when the compute thread has let go of them
 
 
@@ -23,11 +27,16 @@ TRANSITIONS: dict[ChoiceState, frozenset[ChoiceState]] = {
     ChoiceState.RESERVED: frozenset({ChoiceState.PULLING, ChoiceState.ENDED}),
     ChoiceState.PULLING: frozenset({ChoiceState.STALLED, ChoiceState.DECODING, ChoiceState.ENDED}),
     ChoiceState.STALLED: frozenset({ChoiceState.ENDED}),
-    ChoiceState.DECODING: frozenset({ChoiceState.ENDED}),
+    ChoiceState.DECODING: frozenset({ChoiceState.LEAVING, ChoiceState.ENDED}),
+    ChoiceState.LEAVING: frozenset({ChoiceState.AWAY, ChoiceState.ENDED}),
+    ChoiceState.AWAY: frozenset({ChoiceState.RETURNING, ChoiceState.ENDED}),
+    ChoiceState.RETURNING: frozenset({ChoiceState.DECODING, ChoiceState.ENDED}),
     ChoiceState.ENDED: frozenset(),
 }
 
 LEASED = frozenset({ChoiceState.RESERVED, ChoiceState.PULLING, ChoiceState.STALLED})
+PREEMPTED = frozenset({ChoiceState.LEAVING, ChoiceState.AWAY, ChoiceState.RETURNING})
+HANDED_OVER = PREEMPTED | {ChoiceState.DECODING}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +70,12 @@ class ChoiceRecord:
             was heard of by name of this journey.
         block_ids: while it is decoding, or the compute thread has not let go of them yet.
         num_generated: tokens so far, the emitted ones included.
+        num_final_mtp: leading positions whose MTP slots are final.
+        arrival: once it is handed over, a number that only ever grows.
+        num_moves: how often it was moved to host memory.
+        num_generated_before: when it last came back; None while it never was away.
+        stored: while it is away.
+        num_host_blocks: of the host tier, that are its own.
         in_compute: the compute thread may still write to the blocks.
         told_end: the router was told how it ended.
     """
@@ -74,6 +89,12 @@ class ChoiceRecord:
     state: ChoiceState = ChoiceState.RESERVED
     block_ids: list[int] = field(default_factory=list)
     num_generated: int = 0
+    num_final_mtp: int = 0
+    arrival: int = 0
+    num_moves: int = 0
+    num_generated_before: int | None = None
+    stored: Stored | None = None
+    num_host_blocks: int = 0
     in_compute: bool = False
     told_end: bool = False
 
@@ -81,6 +102,11 @@ class ChoiceRecord:
     def name(self) -> str:
         """Of its sequence, and of the owner of its blocks once they are its own: one attempt's."""
         return f"decode:{self.spec.key.journey_id}:{self.spec.key.attempt}"
+
+    @property
+    def num_tokens(self) -> int:
+        """All of them; the last one has no slot yet."""
+        return self.spec.choice.num_prompt_tokens + self.num_generated
 
     @property
     def num_remaining(self) -> int:

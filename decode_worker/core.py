@@ -1,7 +1,8 @@
 """A decode worker's state, all of it in the event loop's thread: leases, pulls, sequences, their ends.
 
 A choice's blocks belong to the handoff's destination until the handoff is complete, and to the choice from then on.
-They are freed when it has ended *and* the compute thread has let go of them.
+They are freed when it has ended *and* the compute thread has let go of them. `room` finds a sequence more of them as it
+grows.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import logging
 from collections.abc import Callable
 
 from decode_worker.blocks import ChoiceBlocks
-from decode_worker.choice_state import LEASED, ChoiceRecord, ChoiceState, ReserveSpec
+from decode_worker.choice_state import HANDED_OVER, LEASED, ChoiceRecord, ChoiceState, ReserveSpec
 from decode_worker.handoff_state import handed_over, handoff_message, is_worth_another_try
 from decode_worker.reservation import Room, num_blocks_granted
+from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner, Progress, StepReport
 from decode_worker.silence import RouterWatch
 from decode_worker.tokens_hub import TokensHub
@@ -20,7 +22,7 @@ from kv_transfer.destination import HandoffDestination, Lease, PullResult
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.chain import Chain
-from pd_engine.errors import Cancelled, DeadlineExceeded, Gone, PdRelayError, Unavailable
+from pd_engine.errors import Cancelled, DeadlineExceeded, Gone, PdRelayError, ResourceExhausted, Unavailable
 from pd_engine.sequence import SampledToken
 from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import Tombstones
@@ -33,6 +35,7 @@ class DecodeCore:
     """Args:
     post: runs a command in the compute thread between two steps.
     report: runs a callback in the event loop, from the compute thread.
+    projected_tokens: generated ones that a lease covers at most; 0: all.
     silence_s: how long a choice goes on without a word of its router.
 
     `destination` is given after construction, as its callbacks are this object's.
@@ -41,12 +44,15 @@ class DecodeCore:
     destination: HandoffDestination
 
     def __init__(
-        self, *, pool: BlockPool, blocks: ChoiceBlocks, block_size: int, silence_s: float, hub: TokensHub,
-        runner: DecodeRunner, post: Callable[[Callable[[], None]], None], report: Callable[..., None], clock: Clock,
+        self, *, pool: BlockPool, blocks: ChoiceBlocks, room: RoomKeeper, block_size: int, projected_tokens: int,
+        silence_s: float, hub: TokensHub, runner: DecodeRunner, post: Callable[[Callable[[], None]], None],
+        report: Callable[..., None], clock: Clock,
     ) -> None:
         self._pool = pool
         self._blocks = blocks
+        self.room = room
         self._block_size = block_size
+        self._projected_tokens = projected_tokens
         self._routers = RouterWatch(silence_s)
         self._hub = hub
         self._runner = runner
@@ -54,7 +60,7 @@ class DecodeCore:
         self._report = report
         self._clock = clock
         self._records: dict[str, ChoiceRecord] = {}  # the newest attempt of each journey that has not ended
-        self._by_name: dict[str, ChoiceRecord] = {}  # every choice in the compute thread
+        self._by_name: dict[str, ChoiceRecord] = {}  # every choice that is handed over and not settled, oldest first
         self._tombstones = Tombstones()
         self._books_checked = False
         self.tokens_per_sequence_s = Rate()
@@ -113,7 +119,7 @@ class DecodeCore:
         if record is None or record.spec.key != key:
             raise Gone()
         record.heard_s = self._clock()
-        if record.state in (ChoiceState.DECODING, ChoiceState.STALLED):
+        if record.state in HANDED_OVER or record.state is ChoiceState.STALLED:
             return  # the same call again, late
         self.destination.pull(key, lease_id, source)
         if record.state is ChoiceState.RESERVED:
@@ -134,7 +140,7 @@ class DecodeCore:
         if record is None or record.spec.key != key:
             return "running" if self._hub.knows(key) else "gone"
         record.heard_s = self._clock()
-        if record.state is ChoiceState.DECODING:
+        if record.state in HANDED_OVER:
             return "running"
         return "queued" if self.destination.renew(key) else "gone"
 
@@ -153,6 +159,7 @@ class DecodeCore:
                 log.warning("%s: nothing heard of router %s", record.name, record.spec.router_id)
                 self._fail(record, Cancelled("the router was not heard of"))
         self._routers.keep({record.spec.router_id for record in self._records.values()})
+        self._supply()
         if self.is_idle and not self._books_checked:
             self._blocks.check_integrity()
             self._books_checked = True
@@ -172,7 +179,7 @@ class DecodeCore:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that are not in the batch yet."""
+        """Sequences that are not in the batch: not yet, or not now."""
         return max(0, len(self._by_name) - self.num_running)
 
     @property
@@ -206,7 +213,9 @@ class DecodeCore:
             return
         record.in_compute = True
         self._by_name[record.name] = record
-        self._post(lambda: self._runner.add(sequence))
+        arrival = self.room.arrive(record)
+        self._post(lambda: self._runner.add(sequence, arrival))
+        self._supply()
 
     def on_pull_failed(self, key: JourneyKey, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
         """A handoff has failed. Its lease waits for the router's next attempt, unless it has expired as well."""
@@ -234,6 +243,10 @@ class DecodeCore:
         if report.progress:
             mean_tokens = sum(len(item.tokens) for item in report.progress) / len(report.progress)
             self.tokens_per_sequence_s.add(mean_tokens, report.seconds)
+        for stored in report.moved_out:
+            self.room.on_moved_out(self._by_name.get(stored.sequence.name), stored)
+        for name in report.moved_back:
+            self.room.on_moved_back(self._by_name.get(name))
         for item in report.progress:
             self._advance(item)
         for name, error in report.failed.items():
@@ -241,17 +254,25 @@ class DecodeCore:
                 record.in_compute = False
                 self._fail(record, error)
                 self._settle(record)
+        self._supply()
+
+    def _supply(self) -> None:
+        """Finds sequences their next blocks; who is to be given up for others is placed again by its router."""
+        while given_up := self.room.supply(list(self._by_name.values()), list(self._records.values())):
+            for record in given_up:
+                log.warning("%s is given up for want of room", record.name)
+                self._fail(record, ResourceExhausted("this decode worker has no room left, not even in host memory"))
 
     def _advance(self, item: Progress) -> None:
         record = self._by_name.get(item.name)
         if record is None:
             return
-        if record.state is ChoiceState.DECODING:
+        if record.state in HANDED_OVER:
             self._blocks.grew(record, [token.token_id for token in item.tokens], item.num_final_mtp)
             self._hub.push(record.spec.key, item.tokens, accepted=item.accepted, drafted=item.drafted)
         if item.finish_reason:
             record.in_compute = False
-            if record.state is ChoiceState.DECODING:
+            if record.state in HANDED_OVER:
                 self._finish(record, item.finish_reason, item.stop_reason)
             self._settle(record)
 
@@ -304,11 +325,13 @@ class DecodeCore:
         if (record := self._by_name.get(name)) is not None:
             record.in_compute = False
             self._settle(record)
+            self._supply()
 
     def _settle(self, record: ChoiceRecord) -> None:
         if record.state is not ChoiceState.ENDED or record.in_compute:
             return
         self._by_name.pop(record.name, None)
+        self.room.on_ended(record)
         if record.block_ids:
             self._blocks.release(record)
         if not self._by_name:
@@ -323,12 +346,16 @@ class DecodeCore:
         )
 
     def _room(self, spec: ReserveSpec, known: ChoiceRecord | None, chain: Chain | None) -> Room:
-        own = known.lease_block_ids if known is not None and known.state in LEASED else ()
+        has_lease = known is not None and known.state in LEASED
+        own = known.lease_block_ids if known is not None and has_lease else ()
         running = [record.num_remaining for record in self._by_name.values()]
         return Room(
             block_size=self._block_size,
             num_free_blocks=self._blocks.num_available(spec, chain, own),
             num_blocks=self._pool.num_blocks,
+            num_spoken_for_blocks=0 if has_lease else self.room.num_blocks_spoken_for(self._by_name.values()),
+            num_preempted=0 if has_lease else self.room.num_preempted,
+            projected_tokens=self._projected_tokens,
             min_remaining_tokens=min(running, default=None),
             itl_ms=self.itl_ms,
         )

@@ -1,4 +1,4 @@
-"""Runs decode steps in the compute thread: one after the other while there are sequences."""
+"""Runs decode steps in the compute thread: one after the other while there are sequences, and moves between them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from decode_worker.host_tier import MOVE_BYTES, Mover, Stored
 from decode_worker.scheduler import Batch
 from pd_engine.engine import Engine
-from pd_engine.errors import Internal
+from pd_engine.errors import Internal, PdRelayError
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Choice
 from pd_engine.service.wire import finish_names
@@ -40,16 +41,20 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What one step did.
+    """What one step did, and the moves before it.
 
     Attributes:
-        failed: by name, of sequences that the step broke on; the runner has forgotten them.
+        moved_out: sequences that are in host memory now; the runner has forgotten them.
+        moved_back: names of those that are in the batch again.
+        failed: by name, of sequences that the step or the move broke on; the runner has forgotten them.
         num_running: in the batch, after the step.
-        seconds: its duration.
+        seconds: duration of the decode step.
     """
 
+    moved_out: Sequence[Stored]
+    moved_back: Sequence[str]
     progress: Sequence[Progress]
-    failed: Mapping[str, Internal]
+    failed: Mapping[str, PdRelayError]
     num_running: int
     seconds: float
 
@@ -60,34 +65,85 @@ class DecodeRunner:
     Args:
         report: takes every step's report; called in the compute thread.
         policy: how many drafts a step makes at most; None: as many as its sequences would like.
+        move_bytes: that are copied between two steps at most.
     """
 
     def __init__(
         self, engine: Engine, max_batch: int, report: Callable[[StepReport], None],
-        policy: SpeculationPolicy | None = None,
+        policy: SpeculationPolicy | None = None, move_bytes: int = MOVE_BYTES,
     ) -> None:
         self.engine = engine
         self._policy = policy
         self._batch = Batch(max_batch)
+        self._mover = Mover(engine.arena, move_bytes)
         self._report = report
         self._sequences: dict[str, Choice] = {}
+        self._arrivals: dict[str, int] = {}
 
-    def add(self, sequence: Choice) -> None:
-        """Takes a sequence whose prompt is computed and whose first token is known; blocks cover its whole length."""
+    def add(self, sequence: Choice, arrival: int) -> None:
+        """Takes a sequence whose prompt is computed and whose first token is known. It is in every step that its blocks
+        have room for.
+
+        Args:
+            arrival: a number that only ever grows: older ones come first.
+        """
         assert sequence.name not in self._sequences, sequence.name
         self._sequences[sequence.name] = sequence
-        self._batch.join(sequence.name)
+        self._arrivals[sequence.name] = arrival
+        self._batch.join(sequence.name, arrival)
+
+    def grant(self, name: str, block_ids: Sequence[int]) -> None:
+        """More blocks for a sequence, if it is still here."""
+        if (sequence := self._sequences.get(name)) is not None:
+            sequence.block_ids = [*sequence.block_ids, *block_ids]
+
+    def move_out(self, name: str) -> None:
+        """Begins to move a sequence to host memory, if it is still here."""
+        if (sequence := self._sequences.get(name)) is not None:
+            arrival = self._arrivals[name]
+            self._forget(name)
+            self._mover.move_out(sequence, arrival)
+
+    def bring_back(self, stored: Stored, block_ids: Sequence[int], num_held: int) -> None:
+        """Begins to move a sequence into these blocks; the first `num_held` have its latents already."""
+        self._mover.bring_back(stored, block_ids, num_held)
 
     def drop(self, name: str) -> None:
         """Forgets a sequence, if it is still here: no later step writes to its blocks."""
-        if self._sequences.pop(name, None) is not None:
-            self._batch.leave([name])
+        self._forget(name)
+        self._mover.drop(name)
 
     def step(self) -> bool:
-        sequences = [self._sequences[name] for name in self._batch.next_step()]
-        if not sequences:
-            return False
+        moves = self._mover.advance()
+        for stored in moves.back:
+            self.add(stored.sequence, stored.arrival)
+        sequences = [self._sequences[name] for name in self._batch.next_step(self._is_ready)]
+        if not (sequences or moves.out or moves.back or moves.failed):
+            return self._mover.is_busy
         started_s = time.perf_counter()
+        progress, failed = self._try_decode(sequences) if sequences else ([], {})
+        seconds = time.perf_counter() - started_s
+        for name in [*failed, *(item.name for item in progress if item.finish_reason)]:
+            self._forget(name)
+        self._report(
+            StepReport(
+                moved_out=moves.out, moved_back=[stored.sequence.name for stored in moves.back], progress=progress,
+                failed={**moves.failed, **failed}, num_running=self._batch.num_running, seconds=seconds,
+            )
+        )
+        return True
+
+    def _forget(self, name: str) -> None:
+        if self._sequences.pop(name, None) is not None:
+            del self._arrivals[name]
+            self._batch.leave([name])
+
+    def _is_ready(self, name: str) -> bool:
+        """Whether its blocks have room for a step; else more have been asked for."""
+        sequence = self._sequences[name]
+        return num_slots_needed(sequence) <= len(sequence.block_ids) * self.engine.layout.block_size
+
+    def _try_decode(self, sequences: list[Choice]) -> tuple[list[Progress], dict[str, Internal]]:
         progress: list[Progress] = []
         failed: dict[str, Internal] = {}
         try:
@@ -98,23 +154,13 @@ class DecodeRunner:
                     progress.append(_progress(sequence, outcome))
         except Exception:
             log.exception("a decode step failed: %s", [sequence.name for sequence in sequences])
-            progress = []
-            failed = dict.fromkeys(
+            return [], dict.fromkeys(
                 (sequence.name for sequence in sequences),
                 Internal("a decode step failed; the worker's log has the details"),
             )
-        seconds = time.perf_counter() - started_s
-        for name in [*failed, *(item.name for item in progress if item.finish_reason)]:
-            self.drop(name)
-        self._report(
-            StepReport(progress=progress, failed=failed, num_running=self._batch.num_running, seconds=seconds)
-        )
-        return True
+        return progress, failed
 
     def _decode(self, sequences: list[Choice]) -> list[DecodeOutput | Internal]:
-        block_size = self.engine.layout.block_size
-        for sequence in sequences:
-            assert num_slots_needed(sequence) <= len(sequence.block_ids) * block_size, sequence.name
         if self._policy is None:
             return try_decode_step(self.engine, sequences)
         max_drafts = self._policy.choose(len(sequences))

@@ -11,6 +11,7 @@ import torch
 
 from decode_worker.blocks import ChoiceBlocks
 from decode_worker.core import DecodeCore
+from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
 from decode_worker.tokens_hub import TokensHub
@@ -19,7 +20,7 @@ from kv_transfer.transports import pull_transports
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
-from pd_engine.engine import Engine
+from pd_engine.engine import MIB, Engine
 from pd_engine.errors import Unavailable
 from pd_engine.model.checkpoint import resolve_model
 from pd_engine.service.client import connect
@@ -79,13 +80,13 @@ class DecodeWorker:
         address = self._endpoint.bind()
         runner = await self._compute.start()
         engine = self._engine = runner.engine
+        blocks = ChoiceBlocks(
+            engine.pool, prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache),
+            with_mtp=engine.has_mtp,
+        )
         core = self._core = DecodeCore(
-            pool=engine.pool,
-            blocks=ChoiceBlocks(
-                engine.pool, prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache),
-                with_mtp=engine.has_mtp,
-            ),
-            block_size=engine.layout.block_size,
+            pool=engine.pool, blocks=blocks, room=self._room_keeper(engine, blocks, runner),
+            block_size=engine.layout.block_size, projected_tokens=self._settings.decode.projected_tokens,
             silence_s=self._settings.transfer.lease_ms / 1000, hub=self._hub, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=time.monotonic,
         )
@@ -158,6 +159,10 @@ class DecodeWorker:
             num_streams=self._hub.num_open,
             num_quarantined_blocks=engine.pool.num_quarantined,
             pull_bytes_per_s=destination.bytes_per_s,
+            num_preempted=core.room.num_preempted,
+            host_cache_bytes=core.room.host_bytes,
+            num_moves_total=core.room.num_moves,
+            num_recomputed_total=core.room.num_recomputed,
         )
 
     def _build_runner(self, thread: ComputeThread[DecodeRunner]) -> DecodeRunner:
@@ -169,6 +174,14 @@ class DecodeWorker:
         policy = SpeculationPolicy(most) if settings.adaptive_speculation and engine.has_mtp else None
         return DecodeRunner(
             engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy
+        )
+
+    def _room_keeper(self, engine: Engine, blocks: ChoiceBlocks, runner: DecodeRunner) -> RoomKeeper:
+        settings = self._settings.decode
+        return RoomKeeper(
+            pool=engine.pool, blocks=blocks, layout=engine.layout,
+            num_host_blocks=settings.host_cache_mib * MIB // engine.layout.block_bytes, max_batch=settings.max_batch,
+            runner=runner, post=self._compute.post,
         )
 
     def _add_services(self, core: DecodeCore) -> None:

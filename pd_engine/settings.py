@@ -62,6 +62,15 @@ class DecodeSettings(Section):
     adaptive_speculation: bool = Field(
         True, description="fewer drafts, or none, where measured steps say that so many do not pay; tokens are the same"
     )
+    projected_tokens: int = Field(
+        256, ge=0,
+        description="generated tokens that a choice has blocks for when it is admitted, at most; more as it grows; "
+        "0: all of its max_tokens",
+    )
+    host_cache_mib: int = Field(
+        128, ge=0,
+        description="memory for sequences that wait for room, MiB a worker; what finds none there is computed again",
+    )
 
 
 class RouterSettings(Section):

@@ -21,10 +21,15 @@ from pd_router.stream import Chunk
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailure:
-    """Why an attempt ended without an end of the journey, and the worker it is laid to."""
+    """Why an attempt ended without an end of the journey, and the worker it is laid to.
+
+    Attributes:
+        no_room: that is all that was wrong there.
+    """
 
     error: PdRelayError
     culprit: WorkerLink
+    no_room: bool
 
 
 class Attempt:
@@ -104,9 +109,7 @@ class Attempt:
         if event.token_ids:
             self._take(link, event.index, event.token_ids, event.logprobs)
         if event.HasField("failure"):
-            failure = event.failure
-            culprit = self._prefill if failure.missing_blocks else link
-            self._fail(from_code(failure.code, failure.message), culprit, retryable=failure.retryable)
+            self._take_failure(link, event.failure)
         elif event.finish_reason:
             self._fail(Gone(), link, retryable=True)  # ignored if its last token was seen to end the journey
 
@@ -220,12 +223,20 @@ class Attempt:
 
     # Failures
 
+    def _take_failure(self, link: WorkerLink, failure: pb.Failure) -> None:
+        error = from_code(failure.code, failure.message)
+        if isinstance(error, ResourceExhausted):
+            self._refused(error, link)  # it was given up for want of room
+        else:
+            culprit = self._prefill if failure.missing_blocks else link
+            self._fail(error, culprit, retryable=failure.retryable)
+
     def _refused(self, error: PdRelayError, link: WorkerLink) -> None:
         """A worker did not take it. One without room is not tried again before it next reports."""
         no_room = isinstance(error, ResourceExhausted)
         if no_room:
             link.note_no_room()
-        self._fail(error, link, retryable=error.retryable, counts=not no_room)
+        self._fail(error, link, retryable=error.retryable, no_room=no_room)
 
     def _prefill_broke(self, error: PdRelayError, *, retryable: bool) -> None:
         """The call or the worker is gone. What it has published may be all that the decode worker needs."""
@@ -240,11 +251,11 @@ class Attempt:
         if self._journey.state is JourneyState.PULLING:
             self._fail(error, self._prefill, retryable=True)
 
-    def _fail(self, error: PdRelayError, culprit: WorkerLink, *, retryable: bool, counts: bool = True) -> None:
+    def _fail(self, error: PdRelayError, culprit: WorkerLink, *, retryable: bool, no_room: bool = False) -> None:
         if self._over.done() or self._journey.ended:
             return
-        self._journey.fail_attempt(self.number, error, retryable=retryable, counts=counts)
-        self._over.set_result(AttemptFailure(error, culprit))
+        self._journey.fail_attempt(self.number, error, retryable=retryable, counts=not no_room)
+        self._over.set_result(AttemptFailure(error, culprit, no_room))
 
     # Requests
 

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchSettings:
-    """What the settings file says of running requests. `speculate` is the server's default."""
+    """What the settings file says of running requests. `speculate` is the server's default; `projected_tokens` as of
+    the decode workers."""
 
     max_running_requests: int
     max_attempts: int
@@ -39,6 +40,7 @@ class DispatchSettings:
     recovery_wait_s: float
     ttft_target_ms: float | None
     speculate: int
+    projected_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +185,7 @@ class Dispatcher:
             request,
             num_emitted=0,
             speculate=self._speculate(request),
+            projected_tokens=self._settings.projected_tokens,
             block_size=self._registry.block_size,
             block_hashes=block_hashes,
         )
@@ -225,6 +228,7 @@ class Dispatcher:
             registry=self._registry,
             gate=self._gate,
             speculate=self._speculate(request),
+            projected_tokens=self._settings.projected_tokens,
             emit=running.emit,
             timeout_s=self._settings.timeout_s,
             handoff_wait_s=self._settings.handoff_wait_s,

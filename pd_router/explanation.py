@@ -91,6 +91,7 @@ class _Part:
     usable: frozenset[str]
     pinned: str
     num_blocks: int
+    num_blocks_at_most: int
     terms: Callable[[WorkerView, PlacementRequest, int], dict[str, float]]
 
 
@@ -100,7 +101,8 @@ def _parts(request: PlacementRequest, snapshot: Snapshot) -> list[_Part]:
     parts = [
         _Part(
             name="prefill", pool=snapshot.prefill, usable=_ids(usable), pinned=request.pinned_prefill,
-            num_blocks=request.num_prefill_blocks, terms=partial(costs.prefill_terms, pool_queue_ms=pool_queue_ms),
+            num_blocks=request.num_prefill_blocks, num_blocks_at_most=0,
+            terms=partial(costs.prefill_terms, pool_queue_ms=pool_queue_ms),
         )
     ]
     if request.num_decode_blocks:
@@ -112,7 +114,8 @@ def _parts(request: PlacementRequest, snapshot: Snapshot) -> list[_Part]:
             parts.append(
                 _Part(
                     name=name, pool=pool, usable=_ids(usable),
-                    pinned=request.pinned_decode, num_blocks=request.num_decode_blocks, terms=terms,
+                    pinned=request.pinned_decode, num_blocks=request.num_decode_blocks,
+                    num_blocks_at_most=request.num_decode_blocks_at_most, terms=terms,
                 )
             )
     return parts
@@ -127,7 +130,8 @@ def _judge(worker: WorkerView, part: _Part, request: PlacementRequest, snapshot:
     if worker.worker_id in part.usable:
         terms, why = part.terms(worker, request, num_held), None
     else:
-        terms, why = {}, exclusion(worker, part.pinned, part.num_blocks) or _passed_over(worker, part, request)
+        out = exclusion(worker, part.pinned, part.num_blocks, part.num_blocks_at_most)
+        terms, why = {}, out or _passed_over(worker, part, request)
     return Candidate(
         part=part.name, worker_id=worker.worker_id, num_held_blocks=num_held, terms=terms, exclusion=why
     )

@@ -42,6 +42,20 @@ class Metrics:
         entries.set_function(lambda: registry.index.num_entries)
         left_out = Gauge("pd_relay_index_left_out", "Cached blocks that it had no room for.", registry=collectors)
         left_out.set_function(lambda: registry.index.num_left_out)
+        self._preempted = Gauge(
+            "pd_relay_preempted_sequences", "Sequences of a worker in host memory.", ["worker"], registry=collectors
+        )
+        self._host_bytes = Gauge(
+            "pd_relay_host_cache_bytes", "Host memory that they take.", ["worker"], registry=collectors
+        )
+        self._moves = Gauge(
+            "pd_relay_moves_total", "Sequences that a worker has moved there in its life.", ["worker"],
+            registry=collectors,
+        )
+        self._recomputed = Gauge(
+            "pd_relay_recomputed_total", "Choices that a worker has given up for want of room in its life.", ["worker"],
+            registry=collectors,
+        )
         self._registry = registry
 
     def note_first_token(self, seconds: float) -> None:
@@ -61,10 +75,15 @@ class Metrics:
     def text(self) -> bytes:
         """The exposition, with the workers as they are now."""
         self._workers.clear()
-        self._blocks.clear()
+        for gauge in (self._blocks, self._preempted, self._host_bytes, self._moves, self._recomputed):
+            gauge.clear()
         for (role, state), count in Tally((link.role, link.state) for link in self._registry.links()).items():
             self._workers.labels(role.value, state.value).set(count)
         for link in self._registry.links():
             if link.loads is not None:
                 self._blocks.labels(link.worker_id).set(link.loads.num_blocks_free)
+                self._preempted.labels(link.worker_id).set(link.loads.num_preempted)
+                self._host_bytes.labels(link.worker_id).set(link.loads.host_cache_bytes)
+                self._moves.labels(link.worker_id).set(link.loads.num_moves_total)
+                self._recomputed.labels(link.worker_id).set(link.loads.num_recomputed_total)
         return generate_latest(self._collectors)

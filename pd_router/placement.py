@@ -130,21 +130,23 @@ def usable_local(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerVi
 
 
 def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
-    usable = _usable(pool, request.num_decode_blocks, request.pinned_decode, request.avoided)
+    usable = _usable(
+        pool, request.num_decode_blocks, request.pinned_decode, request.avoided, request.num_decode_blocks_at_most
+    )
     if request.preferred_decode:
         return [worker for worker in usable if worker.worker_id == request.preferred_decode] or usable
     return usable
 
 
-def exclusion(worker: WorkerView, pinned: str, num_blocks: int) -> Exclusion | None:
-    """Why this worker cannot take so many blocks of a request that may name a worker; None: it can."""
+def exclusion(worker: WorkerView, pinned: str, num_blocks: int, num_blocks_at_most: int = 0) -> Exclusion | None:
+    """Why this worker cannot take a request that may name a worker, with so many blocks now and later; None: it can."""
     if pinned and worker.worker_id != pinned:
         return Exclusion.PINNED_ELSEWHERE
     if not worker.expected:
         return Exclusion.ENDED
     if not worker.ready:
         return Exclusion.NOT_READY
-    if num_blocks > worker.num_blocks_total:
+    if max(num_blocks, num_blocks_at_most) > worker.num_blocks_total:
         return Exclusion.TOO_SMALL
     if not worker.has_room or num_blocks > worker.num_blocks_free:
         return Exclusion.NO_ROOM
@@ -152,12 +154,13 @@ def exclusion(worker: WorkerView, pinned: str, num_blocks: int) -> Exclusion | N
 
 
 def _usable(
-    pool: Sequence[WorkerView], num_blocks: int, pinned: str, avoided: frozenset[str]
+    pool: Sequence[WorkerView], num_blocks: int, pinned: str, avoided: frozenset[str], num_blocks_at_most: int = 0
 ) -> list[WorkerView]:
     usable = [
         worker
         for worker in pool
         if worker.ready and worker.has_room and num_blocks <= worker.num_blocks_free and worker.expected
+        and num_blocks_at_most <= worker.num_blocks_total
     ]
     if pinned:
         usable = [worker for worker in usable if worker.worker_id == pinned]
@@ -194,14 +197,18 @@ def _local_placement(request: PlacementRequest, snapshot: Snapshot) -> Placement
 
 def _refusal(role: str, request: PlacementRequest, snapshot: Snapshot) -> Refusal:
     if role == "decode":
-        kind = _refusal_kind(snapshot.decode, request.pinned_decode, request.num_decode_blocks)
+        kind = _refusal_kind(
+            snapshot.decode, request.pinned_decode, request.num_decode_blocks, request.num_decode_blocks_at_most
+        )
     else:
         kind = _refusal_kind(snapshot.prefill, request.pinned_prefill, request.num_prefill_blocks)
     return Refusal(role=role, kind=kind, request=request, snapshot=snapshot)
 
 
-def _refusal_kind(pool: Sequence[WorkerView], pinned: str, num_blocks: int) -> RefusalKind:
-    reasons = {exclusion(worker, pinned, num_blocks) for worker in pool}
+def _refusal_kind(
+    pool: Sequence[WorkerView], pinned: str, num_blocks: int, num_blocks_at_most: int = 0
+) -> RefusalKind:
+    reasons = {exclusion(worker, pinned, num_blocks, num_blocks_at_most) for worker in pool}
     if reasons <= {Exclusion.ENDED, Exclusion.PINNED_ELSEWHERE} and reasons != {Exclusion.PINNED_ELSEWHERE}:
         return RefusalKind.NONE_LEFT
     if Exclusion.NO_ROOM in reasons:

@@ -57,7 +57,9 @@ class PlacementRequest:
 
     Attributes:
         num_tokens: to prefill: prompt and emitted.
-        num_prefill_blocks, num_decode_blocks: that it needs there at most; none at decode if it is never handed over.
+        num_prefill_blocks: that it needs there at most.
+        num_decode_blocks: that it is granted there at first; none if it is never handed over.
+        num_decode_blocks_at_most: that the worker must have in all, for its greatest length; 0: no more than at first.
         num_output_tokens: that it may still generate.
         block_size: tokens a block.
         block_hashes: of the prompt's full blocks, in order; none if cached blocks are not to be used.
@@ -70,6 +72,7 @@ class PlacementRequest:
     num_tokens: int
     num_prefill_blocks: int
     num_decode_blocks: int
+    num_decode_blocks_at_most: int = 0
     num_output_tokens: int = 1
     block_size: int = 16
     block_hashes: tuple[bytes, ...] = ()

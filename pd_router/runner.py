@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 class JourneyRunner:
     """Args:
     speculate: draft tokens a step.
+    projected_tokens: generated ones that a decode worker grants blocks for at first, at most; 0: all.
     emit: called with every chunk, in order, from the event loop.
     timeout_s: of the whole journey.
     handoff_wait_s: how long a decode worker may still finish a handoff whose prefill call has broken.
@@ -43,6 +44,7 @@ class JourneyRunner:
         registry: Registry,
         gate: RoomGate,
         speculate: int,
+        projected_tokens: int,
         emit: Callable[[Chunk], None],
         timeout_s: float,
         handoff_wait_s: float,
@@ -55,6 +57,7 @@ class JourneyRunner:
         self._registry = registry
         self._gate = gate
         self._speculate = speculate
+        self._projected_tokens = projected_tokens
         self._emit = emit
         self._timeout_s = timeout_s
         self._handoff_wait_s = handoff_wait_s
@@ -96,7 +99,7 @@ class JourneyRunner:
             placement = await self._gate.place(
                 wanted,
                 recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0,
-                first_token=self._first_token if self.journey.num_failures == 0 else None,
+                first_token=None if self.journey.num_failures or self.journey.stream.tokens else self._first_token,
             )
         except PdRelayError as error:
             self.journey.give_up(error)
@@ -140,7 +143,7 @@ class JourneyRunner:
             culprit.worker_id,
             failure.error.message,
         )
-        if culprit.load.has_room:
+        if not failure.no_room:
             self._failed_workers.add(culprit.worker_id)
         # The decode worker keeps what was verified: the next attempt takes its lease over.
         self._preferred_decode = (placement.decode_worker or "") if culprit.role is Role.PREFILL else ""
@@ -150,6 +153,7 @@ class JourneyRunner:
             self._request,
             num_emitted=len(self.journey.stream.tokens),
             speculate=self._speculate,
+            projected_tokens=self._projected_tokens,
             block_size=self._registry.block_size,
             block_hashes=block_hashes,
             avoided=frozenset(self._failed_workers),

@@ -170,4 +170,5 @@ class Router:
             recovery_wait_s=settings.router.recovery_wait_ms / 1000,
             ttft_target_ms=settings.router.ttft_target_ms,
             speculate=settings.decode.speculate,
+            projected_tokens=settings.decode.projected_tokens,
         )

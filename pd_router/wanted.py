@@ -51,19 +51,26 @@ def placement_request(
     *,
     num_emitted: int,
     speculate: int,
+    projected_tokens: int,
     block_size: int,
     block_hashes: tuple[bytes, ...],
     avoided: frozenset[str] = frozenset(),
     preferred_decode: str = "",
 ) -> PlacementRequest:
-    """For an attempt that goes on after so many emitted tokens; if only one is left, prefill samples it."""
+    """For an attempt that goes on after so many emitted tokens; if only one is left, prefill samples it.
+
+    Args:
+        projected_tokens: generated ones that a decode worker grants blocks for at first, at most; 0: all.
+    """
     num_tokens = len(request.prompt_ids) + num_emitted
     num_left = request.params.max_tokens - num_emitted
     num_slots = len(request.prompt_ids) + request.params.max_tokens + speculate
+    num_first_slots = min(num_slots, num_tokens + projected_tokens + speculate) if projected_tokens else num_slots
     return PlacementRequest(
         num_tokens=num_tokens,
         num_prefill_blocks=-(-num_tokens // block_size),
-        num_decode_blocks=0 if num_left == 1 else -(-num_slots // block_size),
+        num_decode_blocks=0 if num_left == 1 else -(-num_first_slots // block_size),
+        num_decode_blocks_at_most=0 if num_left == 1 else -(-num_slots // block_size),
         num_output_tokens=num_left,
         block_size=block_size,
         block_hashes=block_hashes,

@@ -11,7 +11,8 @@ class WorkerLoad:
 
     Attributes:
         report: the last one of this life; None before the first.
-        has_room: False after the worker refused for lack of room, until its next report.
+        has_room: False after the worker refused for lack of room, until its next report, and while sequences wait for
+            blocks there.
         num_assigned_tokens: to compute there for this router, and not known to be done.
         prefill_ms_per_token, move_ms_per_byte: measured; None: not yet.
         itl_ms: measured with `itl_batch` sequences; None: not yet.
@@ -34,7 +35,7 @@ class WorkerLoad:
     def note_report(self, report: pb.LoadsReply) -> None:
         """Speeds of an idle worker are those of its last work."""
         self.report = report
-        self.has_room = True
+        self.has_room = not report.num_preempted
         self._num_reports += 1
         self._num_new_tokens = self._num_done_tokens = self._num_new_blocks = 0
         self._new_journeys.clear()

@@ -314,7 +314,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., server_type: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_rss_bytes: _Optional[int] = ..., router_pid: _Optional[int] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running", "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds")
+    __slots__ = ("id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running", "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +331,10 @@ class WorkerStatus(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPS_BACKEND_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MOVES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOMPUTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: str
     pid: int
@@ -347,7 +351,11 @@ class WorkerStatus(_message.Message):
     arena_bytes: int
     ops_backend: str
     load_seconds: float
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ...) -> None: ...
+    num_preempted: int
+    host_cache_bytes: int
+    num_moves_total: int
+    num_recomputed_total: int
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ...) -> None: ...
 
 class GetLoadsRequest(_message.Message):
     __slots__ = ()

@@ -67,7 +67,7 @@ class LoadsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class LoadsReply(_message.Message):
-    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks", "pull_bytes_per_s")
+    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks", "pull_bytes_per_s", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,10 @@ class LoadsReply(_message.Message):
     NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PULL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MOVES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOMPUTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     state: str
     num_running: int
@@ -98,7 +102,11 @@ class LoadsReply(_message.Message):
     num_streams: int
     num_quarantined_blocks: int
     pull_bytes_per_s: float
-    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., pull_bytes_per_s: _Optional[float] = ...) -> None: ...
+    num_preempted: int
+    host_cache_bytes: int
+    num_moves_total: int
+    num_recomputed_total: int
+    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., pull_bytes_per_s: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ...) -> None: ...
 
 class TokensRequest(_message.Message):
     __slots__ = ("router_id",)

@@ -170,8 +170,8 @@ def test_workers_tell_whose_numbers_overflowed(engine: Engine, poison: Any) -> N
     decodes: list[DecodeReport] = []
     decode = DecodeRunner(engine, 4, decodes.append)
     bad.token_ids.append(bad_token)
-    decode.add(good)
-    decode.add(bad)
+    decode.add(good, 0)
+    decode.add(bad, 1)
     while decode.step():
         pass
     assert {name: error.message for name, error in decodes[0].failed.items()} == {"bad": MESSAGE.format(11)}

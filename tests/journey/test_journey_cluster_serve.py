@@ -31,6 +31,7 @@ MAX_CLUSTER_BYTES = 2_500_000_000
 WORKER_KEYS = {
     "id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running",
     "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds",
+    "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total",
 }
 TOKENS = (
     "--token-ids", "0,17,300,4000", "--max-tokens", "12", "--seed", "5", "--temperature", "0.7", "--logprobs", "2",

@@ -215,8 +215,8 @@ async def test_renew_tells_what_is_known(player: Player) -> None:
 async def test_no_room_is_refused_with_a_hint_and_never_fits_is_told(player: Player) -> None:
     _, load = await player.loads()
     room = load.num_blocks_total * 16
-    half = await Stage(player, num_tokens=30, max_tokens=room // 2).reserved()
-    other = Stage(player, num_tokens=30, max_tokens=room // 2)
+    half = await Stage(player, num_tokens=room // 2).reserved()
+    other = Stage(player, num_tokens=room // 2)
     refusal = await error_of(player.decode.Reserve(other.reserve, timeout=CALL_TIMEOUT_S))
     assert refusal.code.value == "resource_exhausted"
     assert refusal.retry_after_ms

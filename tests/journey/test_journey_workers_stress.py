@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.errors import ErrorCode
 from pd_engine.generate import generate
@@ -19,7 +18,7 @@ from pd_engine.service.client import typed_error
 from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, local_workers
-from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
+from support.player import Copy, Player, new_journey, sampling_message
 
 SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 12, "chunk_tokens": 64},
@@ -40,19 +39,6 @@ def prompt(seed: int) -> list[int]:
     return [5 + (seed % 3 * 100 + number) % 900 for number in range(1 + seed * 13 % 150)]
 
 
-async def reserve(player: Player, request: pb.ReserveRequest) -> pb.ReserveReply:
-    """As a patient router: tries again when the worker has no room."""
-    while True:
-        try:
-            return await player.decode.Reserve(request, timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            typed = typed_error(error)
-            if typed.code is not ErrorCode.RESOURCE_EXHAUSTED:
-                raise
-            assert typed.retry_after_ms is not None
-            await asyncio.sleep(typed.retry_after_ms / 1000)
-
-
 async def journey(player: Player, seed: int, rng: random.Random, *, abort: bool, cached: bool) -> Copy | None:
     """The copy, or None if it was aborted."""
     journey_id, sampling = new_journey(), sampling_message(params(seed), [], seed % 3)
@@ -60,7 +46,7 @@ async def journey(player: Player, seed: int, rng: random.Random, *, abort: bool,
     copy = player.copy(journey_id)
     killer = asyncio.create_task(_release_later(player, journey_id, rng)) if abort else None
     try:
-        lease = await reserve(player, request)
+        lease = await player.reserve(request)
         async for reply in player.prefill_replies(player.prefill_request(request, lease)):
             if reply.HasField("source"):
                 await player.pull(request, lease, reply.source)

@@ -16,6 +16,7 @@ from pd_engine.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pd_router.link_state import LinkState
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
 from support.stub_worker import StubWorker
 from support.toy_model import toy_generate
@@ -74,6 +75,35 @@ async def test_lack_of_room_does_not_count_as_a_failed_attempt() -> None:
         lab.decode[0].faults.reserve = [ResourceExhausted("full")] * 3
         await check_same_stream(lab)
         assert all_calls(lab, "Reserve") == [1, 2, 3, 4]
+
+
+async def test_to_be_given_up_for_want_of_room_is_no_failed_attempt() -> None:
+    """However often, and whenever the first token was due: the stream goes on where it was."""
+    full = pb.Failure(code="resource_exhausted", message="no room left", retryable=True)
+    async with router_lab(settings(router={"max_attempts": 1, "ttft_target_ms": 60_000})) as lab:
+        lab.decode[0].faults.fail_at = {3: full, 7: full, 8: full}
+        await check_same_stream(lab)
+        assert all_calls(lab, "Reserve") == [1, 2, 3, 4]
+
+
+async def test_a_worker_that_dies_while_sequences_wait_there_is_avoided_all_the_same() -> None:
+    """Its new life has room, and is not the next choice of a stream that it has failed."""
+    async with router_lab(num_decode=2) as lab:
+        lab.decode[0].faults.stall_at = 3
+        stream = asyncio.create_task(check_same_stream(lab))
+        await eventually(lambda: lab.decode[0].faults.stall_at is None)
+        link = lab.router._registry.link(lab.decode[0].worker_id)
+        assert link is not None
+        lab.decode[0].loads = {"num_preempted": 1}
+        await eventually(lambda: not link.load.has_room)
+        async with lab.router._dispatcher._gate._turn:  # until it is back, nobody is placed
+            await lab.decode[0].kill()
+            lab.decode[0].loads = {}
+            await eventually(lambda: link.state is not LinkState.READY)
+            await lab.decode[0].start()
+            await eventually(lambda: link.state is LinkState.READY and link.load.has_room)
+        await stream
+        assert [len(calls(stub, "Reserve")) for stub in lab.decode] == [1, 1]
 
 
 async def test_a_full_prefill_queue_is_passed_over() -> None:

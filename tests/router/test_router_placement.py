@@ -190,3 +190,11 @@ def test_workers_that_have_ended_are_not_waited_for() -> None:
     assert refused(place(REQUEST, snapshot([ended], here))) == ("prefill", RefusalKind.NONE_LEFT)
     assert refused(place(REQUEST, snapshot([ended, away], here))) == ("prefill", RefusalKind.NO_WORKER)
     assert refused(place(REQUEST, snapshot([worker("p")], [ended]))) == ("decode", RefusalKind.NONE_LEFT)
+
+
+def test_room_now_is_for_the_projection_room_at_all_for_the_whole() -> None:
+    request = replace(REQUEST, num_decode_blocks_at_most=90)
+    assert placed(place(request, snapshot([worker("p")], [worker("d", num_blocks_free=10)]))) == ("p", "d")
+    small = worker("small", num_blocks_total=89)
+    assert placed(place(request, snapshot([worker("p")], [small, worker("d", num_blocks_free=10)]))) == ("p", "d")
+    assert refused(place(request, snapshot([worker("p")], [small]))) == ("decode", RefusalKind.NEVER)

@@ -61,3 +61,10 @@ def test_no_room_lasts_until_the_next_report() -> None:
     assert load.num_blocks_free == 5
     load.note_lost()
     assert load.num_blocks_free == 0
+
+
+def test_a_worker_where_sequences_wait_for_blocks_has_no_room() -> None:
+    load = reported(num_blocks_free=5, num_preempted=1)
+    assert not load.has_room
+    load.note_report(pb.LoadsReply(num_blocks_free=5))
+    assert load.has_room

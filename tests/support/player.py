@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.errors import ErrorCode
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service import client
 
@@ -169,6 +170,18 @@ class Player:
             with contextlib.suppress(grpc.aio.AioRpcError):  # one of them may have been killed
                 await worker.Release(request, timeout=CALL_TIMEOUT_S)
 
+    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
+        """As a patient router: tries again when the worker has no room."""
+        while True:
+            try:
+                return await self.decode.Reserve(request, timeout=CALL_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                typed = client.typed_error(error)
+                if typed.code is not ErrorCode.RESOURCE_EXHAUSTED:
+                    raise
+                assert typed.retry_after_ms is not None
+                await asyncio.sleep(typed.retry_after_ms / 1000)
+
     async def run(
         self, token_ids: Sequence[int], sampling: pb.Sampling, *, num_prompt_tokens: int | None = None,
         lose_first_reply: bool = False, journey_id: str | None = None, cached: bool = False, salt: str = "",
@@ -179,7 +192,7 @@ class Player:
             journey_id, token_ids, sampling, num_prompt_tokens=num_prompt_tokens, checksums=True, cached=cached,
             salt=salt,
         )
-        lease = await self.decode.Reserve(reserve, timeout=CALL_TIMEOUT_S)
+        lease = await self.reserve(reserve)
         copy = self.copy(journey_id)
         async for reply in self.prefill_replies(self.prefill_request(reserve, lease)):
             if reply.HasField("source"):
@@ -225,6 +238,6 @@ def is_idle(load: pb.LoadsReply) -> bool:
     """Nothing runs, waits, is leased, pinned, quarantined or streamed, and every block is free."""
     left = (
         load.num_running, load.num_waiting, load.queued_prefill_tokens, load.num_leases, load.num_pins,
-        load.num_streams, load.num_quarantined_blocks,
+        load.num_streams, load.num_quarantined_blocks, load.num_preempted, load.host_cache_bytes,
     )
     return not any(left) and load.num_blocks_free == load.num_blocks_total

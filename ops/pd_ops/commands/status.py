@@ -14,8 +14,8 @@ from pd_ops.output import Document
 from pd_ops.tables import mib, table
 
 COLUMNS = (
-    "id", "role", "pid", "host", "address", "epoch", "state", "free/blocks", "running", "waiting", "rss", "weights",
-    "arena", "ops", "load",
+    "id", "role", "pid", "host", "address", "epoch", "state", "free/blocks", "running", "waiting",
+    "preempted", "rss", "weights", "arena", "ops", "load",
 )
 
 EPOCH_CHARS = 8  # shown to people
@@ -75,6 +75,8 @@ def _worker_document(worker: api_pb2.WorkerStatus) -> Document:
         "num_blocks_free": worker.num_blocks_free, "num_running": worker.num_running,
         "num_waiting": worker.num_waiting, "rss_bytes": worker.rss_bytes, "weights_bytes": worker.weights_bytes,
         "arena_bytes": worker.arena_bytes, "ops_backend": worker.ops_backend, "load_seconds": worker.load_seconds,
+        "num_preempted": worker.num_preempted, "host_cache_bytes": worker.host_cache_bytes,
+        "num_moves_total": worker.num_moves_total, "num_recomputed_total": worker.num_recomputed_total,
     }
 
 
@@ -85,8 +87,8 @@ def status_text(document: Document) -> str:
             worker["id"], worker["role"], worker["pid"], worker["host"], worker["address"],
             worker["epoch"][:EPOCH_CHARS], worker["state"],
             f"{worker['num_blocks_free']}/{worker['num_blocks_total']}", worker["num_running"], worker["num_waiting"],
-            mib(worker["rss_bytes"]), mib(worker["weights_bytes"]), mib(worker["arena_bytes"]), worker["ops_backend"],
-            f"{worker['load_seconds']:.1f} s",
+            worker["num_preempted"], mib(worker["rss_bytes"]), mib(worker["weights_bytes"]),
+            mib(worker["arena_bytes"]), worker["ops_backend"], f"{worker['load_seconds']:.1f} s",
         ]
         for worker in document["workers"]
     ]

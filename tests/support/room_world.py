@@ -1,0 +1,397 @@
+"""A decode worker's core, pool and prefix cache in a world without a model: every slot holds what its tokens make of
+it, so that a slot that was lost, mixed up or written by another sequence is seen as soon as it is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from decode_worker.blocks import ChoiceBlocks
+from decode_worker.choice_state import ReserveSpec
+from decode_worker.core import DecodeCore
+from decode_worker.host_tier import Stored
+from decode_worker.room import RoomKeeper
+from decode_worker.runner import Progress, StepReport
+from decode_worker.scheduler import Batch
+from decode_worker.tokens_hub import TokensHub
+from kv_transfer.destination import Lease, PullResult
+from kv_transfer.journey import JourneyKey
+from kv_transfer.manifest import Closing, HiddenState
+from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
+from pd_engine.cache.prefix import PrefixCache
+from pd_engine.errors import ResourceExhausted
+from pd_engine.sampling.params import SamplingParams
+from pd_engine.sequence import SampledToken, Sequence
+from pd_engine.service.requests import Choice
+
+BLOCK_SIZE = 4
+LAYOUT = CacheLayout(
+    block_size=BLOCK_SIZE,
+    components=(Component(name="layers.0", kind=ComponentKind.PAGED, width=1, dtype="fp32"),),
+)
+NO_LOGPROBS = np.zeros((1, 0), dtype=np.uint64)
+
+
+def next_token(token_ids: list[int]) -> int:
+    """What every model of this world says."""
+    return hash(tuple(token_ids)) % 5
+
+
+def slot_value(token_ids: list[int], position: int) -> int:
+    """A slot's contents: a function of the tokens up to it."""
+    return hash(tuple(token_ids[: position + 1]))
+
+
+@dataclass
+class Slots:
+    """The arena."""
+
+    blocks: dict[int, list[int | None]] = field(default_factory=dict)
+
+    def reused(self, block: int) -> None:
+        self.blocks[block] = [None] * BLOCK_SIZE
+
+    def write(self, block_ids: list[int], position: int, value: int | None) -> None:
+        self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = value
+
+    def check(self, name: str, block_ids: list[int], token_ids: list[int], count: int) -> None:
+        for position in range(count):
+            found = self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+            assert found == slot_value(token_ids, position), f"{name}: slot {position} holds something else"
+
+
+class Copy:
+    """Stands for a `HostCopy`."""
+
+    def __init__(self, world: World, contents: list[list[int | None]]) -> None:
+        self.contents = contents
+        self.num_blocks = len(contents)
+        self._world = world
+        world.num_host_blocks += self.num_blocks
+        assert world.num_host_blocks <= world.max_host_blocks, "the host tier is larger than it may be"
+        self.is_closed = False
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._world.num_host_blocks -= self.num_blocks
+
+
+class Runner:
+    """Stands for `DecodeRunner`: the same calls, steps without a model, moves that take their time."""
+
+    def __init__(self, world: World, max_batch: int) -> None:
+        self.engine = SimpleNamespace(
+            config=SimpleNamespace(vocab_size=1_000, hidden_size=1), has_mtp=True, dtype="fp32"
+        )
+        self._world = world
+        self._batch = Batch(max_batch)
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals: dict[str, int] = {}
+        self._moves: dict[str, tuple[Sequence, int, Copy | None, int, int]] = {}
+
+    def add(self, sequence: Sequence, arrival: int) -> None:
+        self._sequences[sequence.name], self._arrivals[sequence.name] = sequence, arrival
+        self._batch.join(sequence.name, arrival)
+
+    def grant(self, name: str, block_ids: list[int]) -> None:
+        if name in self._sequences:
+            self._sequences[name].block_ids += block_ids
+
+    def move_out(self, name: str) -> None:
+        if name in self._sequences:
+            sequence = self._sequences[name]
+            arrival = self._forget(name)
+            self._moves[name] = (sequence, arrival, None, 0, self._world.random.randint(0, 2))
+
+    def bring_back(self, stored: Stored, block_ids: list[int], num_held: int) -> None:
+        stored.sequence.block_ids = list(block_ids)
+        copy = cast(Copy, stored.copy)
+        self._moves[stored.sequence.name] = (
+            stored.sequence, stored.arrival, copy, num_held, self._world.random.randint(0, 2)
+        )
+
+    def drop(self, name: str) -> None:
+        if name in self._sequences:
+            self._forget(name)
+        move = self._moves.pop(name, None)
+        if move is not None and move[2] is not None:
+            move[2].close()
+
+    def step(self) -> StepReport:
+        moved_out, moved_back = self._advance_moves()
+        members = [self._sequences[name] for name in self._batch.next_step(self._is_ready)]
+        progress = [self._decode(sequence) for sequence in members]
+        for item in progress:
+            if item.finish_reason:
+                self._forget(item.name)
+        return StepReport(
+            moved_out=moved_out, moved_back=moved_back, progress=progress, failed={},
+            num_running=self._batch.num_running, seconds=0.01,
+        )
+
+    def _forget(self, name: str) -> int:
+        del self._sequences[name]
+        self._batch.leave([name])
+        return self._arrivals.pop(name)
+
+    def _is_ready(self, name: str) -> bool:
+        sequence = self._sequences[name]
+        return sequence.num_tokens + self._num_drafts(sequence) <= len(sequence.block_ids) * BLOCK_SIZE
+
+    @staticmethod
+    def _num_drafts(sequence: Sequence) -> int:
+        return max(0, min(sequence.speculate, sequence.params.max_tokens - sequence.num_generated - 1))
+
+    def _decode(self, sequence: Sequence) -> Progress:
+        slots, num_drafts = self._world.slots, self._num_drafts(sequence)
+        slots.check(sequence.name, sequence.block_ids, sequence.token_ids, sequence.num_computed)
+        start, count = sequence.num_computed, 1 + self._world.random.randint(0, num_drafts)
+        for _ in range(count):
+            sequence.token_ids.append(next_token(sequence.token_ids))
+        for position in range(start, start + 1 + num_drafts):
+            is_true = position < start + count
+            slots.write(
+                sequence.block_ids, position, slot_value(sequence.token_ids, position) if is_true else None
+            )
+        sequence.num_computed += count
+        reason = sequence.finish_reason()
+        return Progress(
+            name=sequence.name, tokens=[SampledToken(token_id=token) for token in sequence.token_ids[-count:]],
+            num_final_mtp=sequence.num_computed, drafted=0, accepted=0,
+            finish_reason=reason.value if reason else "", stop_reason="",
+        )
+
+    def _advance_moves(self) -> tuple[list[Stored], list[str]]:
+        moved_out, moved_back = [], []
+        for name, (sequence, arrival, copy, num_held, left) in list(self._moves.items()):
+            if left:
+                self._moves[name] = (sequence, arrival, copy, num_held, left - 1)
+                continue
+            del self._moves[name]
+            blocks = self._world.slots.blocks
+            if copy is None:
+                used = sequence.block_ids[: LAYOUT.num_blocks_for(sequence.num_computed)]
+                copy = Copy(self._world, [list(blocks[block]) for block in used])
+                sequence.block_ids = []
+                moved_out.append(Stored(sequence=sequence, arrival=arrival, copy=cast(Any, copy)))
+            else:
+                for index in range(num_held, copy.num_blocks):
+                    blocks[sequence.block_ids[index]] = list(copy.contents[index])
+                copy.close()
+                self.add(sequence, arrival)
+                moved_back.append(name)
+        return moved_out, moved_back
+
+
+class Destination:
+    """Stands for `HandoffDestination`: leases on blocks of the pool."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.leases: dict[str, tuple[JourneyKey, tuple[int, ...]]] = {}
+
+    def reserve(self, key: JourneyKey, *, num_tokens: int, num_blocks: int, held_block_ids: list[int]) -> Lease:
+        assert num_tokens <= num_blocks * BLOCK_SIZE
+        self._pool.hold(held_block_ids, key.owner)
+        try:
+            fresh = self._pool.allocate(num_blocks - len(held_block_ids), key.owner)
+        except ResourceExhausted:
+            self._pool.release(held_block_ids, key.owner)
+            raise
+        block_ids = (*held_block_ids, *fresh)
+        self.leases[key.journey_id] = key, block_ids
+        return Lease(lease_id="", lease_ms=1, num_held_blocks=len(held_block_ids), block_ids=block_ids)
+
+    def pull(self, key: JourneyKey, lease_id: str, source: Any) -> None:
+        return
+
+    def renew(self, key: JourneyKey) -> bool:
+        return self.leases.get(key.journey_id, (None,))[0] == key
+
+    def release(self, journey_id: str, up_to_attempt: int) -> None:
+        _, block_ids = self.leases.pop(journey_id, (None, ()))
+        if block_ids:
+            self._pool.release(block_ids, JourneyKey(journey_id, 1).owner)
+
+
+@dataclass
+class Request:
+    """What a router has of one journey."""
+
+    journey_id: str
+    prompt: list[int]
+    max_tokens: int
+    speculate: int
+    cancel_round: int | None
+    attempt: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    is_placed: bool = False
+    has_ended: bool = False
+    pull_round: int = 0
+
+    @property
+    def key(self) -> JourneyKey:
+        return JourneyKey(self.journey_id, self.attempt)
+
+
+class World:
+    """One worker and one router; `play` until every request has ended."""
+
+    def __init__(
+        self, seed: int, *, num_blocks: int, max_host_blocks: int, max_batch: int, projected_tokens: int,
+        with_cache: bool, room_class: type[RoomKeeper] = RoomKeeper,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.slots = Slots()
+        self.max_host_blocks, self.num_host_blocks = max_host_blocks, 0
+        self.pool = BlockPool(num_blocks, on_reuse=self.slots.reused)
+        self.cache = PrefixCache(self.pool, fingerprint="f", block_size=BLOCK_SIZE) if with_cache else None
+        self.runner = Runner(self, max_batch)
+        self.destination = Destination(self.pool)
+        self.hub = TokensHub()
+        self.commands: list[Callable[[], None]] = []
+        self.reports: list[Callable[[], None]] = []
+        runner, blocks = cast(Any, self.runner), ChoiceBlocks(self.pool, self.cache, with_mtp=True)
+        self.room = room_class(
+            pool=self.pool, blocks=blocks, layout=LAYOUT, num_host_blocks=max_host_blocks, max_batch=max_batch,
+            runner=runner, post=self.commands.append,
+        )
+        self.round = 0
+        self.core = DecodeCore(
+            pool=self.pool, blocks=blocks, room=self.room, block_size=BLOCK_SIZE, projected_tokens=projected_tokens,
+            silence_s=1e9, hub=self.hub, runner=runner, post=self.commands.append,
+            report=lambda callback, *args: self.reports.append(lambda: callback(*args)), clock=lambda: self.round,
+        )
+        self.core.destination = cast(Any, self.destination)
+        self.stream = self.hub.subscribe("router")
+        self.most_moves: dict[str, int] = {}  # of each sequence
+        self.longest_standstill = 0
+
+    def play(self, requests: list[Request], max_rounds: int = 5_000) -> None:
+        waiting, standstill = list(requests), 0
+        while not all(request.has_ended for request in requests):
+            self.round += 1
+            assert self.round < max_rounds, f"these never end: {[r for r in requests if not r.has_ended]}"
+            self._reserve(waiting)
+            self._hand_over(requests)
+            num_running = len(self.core._by_name)
+            num_tokens = self._compute()
+            standstill = 0 if num_tokens or not num_running else standstill + 1
+            self.longest_standstill = max(self.longest_standstill, standstill)
+            self._read(requests, waiting)
+            self._cancel(requests)
+            self.core.tick(self.round)
+            self._check()
+        while self.commands or self.core._by_name:
+            self._compute()
+
+    def assert_nothing_is_left(self) -> None:
+        (self.cache or self.pool).check_integrity()
+        assert self.pool.num_free == self.pool.num_blocks, self.pool.holdings()
+        assert (self.num_host_blocks, self.room.host_bytes, self.room.num_preempted) == (0, 0, 0)
+
+    def _reserve(self, waiting: list[Request]) -> None:
+        """In order: one that finds no room holds up those behind it."""
+        while waiting and self.random.random() < 0.7:
+            request = waiting[0]
+            if not request.has_ended:
+                request.attempt += 1
+                try:
+                    self.core.reserve(_spec(request))
+                except ResourceExhausted:
+                    return
+                self.core.pull(request.key, "", cast(Any, None))
+                request.is_placed = True
+                request.pull_round = self.round + self.random.randint(0, 8)
+            waiting.pop(0)
+
+    def _hand_over(self, requests: list[Request]) -> None:
+        for request in requests:
+            if request.is_placed and request.pull_round <= self.round and self.destination.renew(request.key):
+                _, block_ids = self.destination.leases.pop(request.journey_id)
+                known = request.prompt + request.token_ids
+                for position in range(len(known)):
+                    self.slots.write(list(block_ids), position, slot_value(known, position))
+                first = next_token(known)
+                is_last = len(request.token_ids) + 1 == request.max_tokens
+                assert not is_last, "max_tokens 1 is never handed over"
+                closing = Closing(
+                    first_token_id=first, num_prompt_tokens=len(request.prompt),
+                    hidden=HiddenState(data=bytes(4), dtype="fp32", width=1),
+                )
+                self.core.on_pulled(request.key, PullResult(
+                    block_ids=block_ids, closing=closing, num_bytes=0, num_hidden_bytes=0, transport="",
+                    checksums=NO_LOGPROBS,
+                ))
+
+    def _compute(self) -> int:
+        """The compute thread's commands and one step, then what they report, now or a round later."""
+        while self.commands:
+            self.commands.pop(0)()
+        report = self.runner.step()
+        lag = self.random.random() < 0.3
+        due = [] if lag else [*self.reports]
+        self.reports = [*(self.reports if lag else []), lambda: self.core.on_step(report)]
+        for callback in due:
+            callback()
+        return sum(len(item.tokens) for item in report.progress)
+
+    def _read(self, requests: list[Request], waiting: list[Request]) -> None:
+        by_id = {request.journey_id: request for request in requests}
+        for event in self.stream.take():
+            request = by_id[event.journey.journey_id]
+            if event.journey.attempt != request.attempt or request.has_ended:
+                continue
+            assert event.index == len(request.token_ids) or not event.token_ids, event
+            request.token_ids += event.token_ids
+            if event.HasField("failure"):
+                assert event.failure.retryable, event.failure
+                request.is_placed = False
+                if request.max_tokens - len(request.token_ids) == 1:
+                    request.has_ended = True  # prefill samples the last token
+                    request.token_ids.append(next_token(request.prompt + request.token_ids))
+                else:
+                    waiting.append(request)
+            elif event.finish_reason:
+                request.has_ended = True
+                self.core.release(request.journey_id, request.attempt)
+
+    def _cancel(self, requests: list[Request]) -> None:
+        for request in requests:
+            if not request.has_ended and request.cancel_round is not None and self.round >= request.cancel_round:
+                request.has_ended = True
+                self.core.release(request.journey_id, request.attempt)
+
+    def _check(self) -> None:
+        (self.cache or self.pool).check_integrity()
+        for record in self.core._by_name.values():
+            self.most_moves[record.name] = record.num_moves
+            allowed = 1 + (record.num_generated - record.spec.choice.num_emitted_tokens) // 16
+            assert record.num_moves <= allowed, f"{record.name} was moved {record.num_moves} times"
+
+
+def _spec(request: Request) -> ReserveSpec:
+    params = SamplingParams(temperature=0.0, top_p=1.0, top_k=-1, seed=0, max_tokens=request.max_tokens)
+    choice = Choice(
+        token_ids=(*request.prompt, *request.token_ids), num_prompt_tokens=len(request.prompt), params=params,
+        ending_ids=frozenset(), speculate=request.speculate,
+    )
+    return ReserveSpec(
+        key=request.key, router_id="router", choice=choice, deadline_ms=0, report_block_checksums=False,
+        bypass_prefix_cache=False, cache_salt="",
+    )
+
+
+def answer(request: Request) -> list[int]:
+    """All tokens of a request that runs alone."""
+    token_ids = list(request.prompt)
+    for _ in range(request.max_tokens):
+        token_ids.append(next_token(token_ids))
+    return token_ids[len(request.prompt) :]
