@@ -120,9 +120,9 @@ def _disaggregated(
             results[item.name] += item.tokens
 
     class Decode(DecodeRunner):
-        def add(self, sequence: Sequence) -> None:
+        def add(self, sequence: Sequence, arrival: int = 0) -> None:
             taken.append(sequence)
-            super().add(sequence)
+            super().add(sequence, arrival=len(taken))
 
     decode = Decode(decode_engine, max_batch=64, report=on_decode)
 
