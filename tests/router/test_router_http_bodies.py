@@ -9,19 +9,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pd_engine.text.chat import ChatMessage
-from pd_router.model_info import ModelInfo
-from support.router_lab import PROMPT, RouterLab, router_lab, settings
-from support.toy_model import toy_generate
+from support.router_lab import RouterLab, router_lab, settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TOKENIZER = ModelInfo.load(settings()).tokenizer
-ANSWER = toy_generate(PROMPT, 8)
-BASE = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi <｜Assistant｜>"}]
-CHAT = {"messages": TURNS, "max_completion_tokens": 8, "temperature": 0, "ignore_eos": True}
-CHAT_IDS = TOKENIZER.chat_ids([ChatMessage(turn["role"], turn["content"]) for turn in TURNS])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
