@@ -48,8 +48,7 @@ class SourceProcess:
         os.kill(self.process.pid, number)
 
     async def end(self) -> None:
-        if self.process.is_alive():
-            self.signal(signal.SIGKILL)
+        self.process.kill()  # one that is dead already, reaped by the fork server, is no error
         await asyncio.to_thread(self.process.join)
         self.process.close()
         self._pipe.close()
