@@ -9,6 +9,7 @@ from decode_worker.host_tier import Stored
 from kv_transfer.journey import JourneyKey
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import AlreadyExists
+from pd_engine.priority import DEFAULT_PRIORITY
 from pd_engine.service.requests import Choice
 
 
@@ -47,6 +48,7 @@ class ReserveSpec:
         deadline_ms: of the request, from its receipt; 0: none.
         bypass_prefix_cache: every block of the prompt is to be sent.
         cache_salt: choices with different ones share nothing.
+        priority: lower ones go first.
     """
 
     key: JourneyKey
@@ -56,6 +58,7 @@ class ReserveSpec:
     report_block_checksums: bool
     bypass_prefix_cache: bool
     cache_salt: str
+    priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

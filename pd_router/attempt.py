@@ -273,6 +273,7 @@ class Attempt:
             bypass_prefix_cache=request.placement.bypass_prefix_cache,
             report_block_checksums=request.placement.report_block_checksums,
             cache_salt=request.cache_salt,
+            priority=request.priority,
         )
 
     def _prefill_request(self, lease: pb.ReserveReply | None) -> pb.PrefillRequest:
@@ -290,6 +291,7 @@ class Attempt:
             bypass_prefix_cache=request.placement.bypass_prefix_cache,
             no_handoff=lease is None,
             cache_salt=request.cache_salt,
+            priority=request.priority,
         )
 
     def _sampling(self) -> pb.Sampling:

@@ -124,6 +124,7 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
             report_placement=placement.report_placement,
         ),
         cache_salt=request.cache_salt,
+        priority=request.priority,
     )
 
 

@@ -1,7 +1,7 @@
 """Bodies of OpenAI's completions and chat completions, parsed once: unknown fields are refused by name.
 
 Beyond OpenAI's own fields there are vLLM's `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
-`ignore_eos`, `request_id`, `cache_salt`, `return_token_ids`, and ours: `speculate`.
+`ignore_eos`, `request_id`, `cache_salt`, `priority`, `return_token_ids`, and ours: `speculate`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pd_engine.errors import InvalidArgument, shown
+from pd_engine.priority import DEFAULT_PRIORITY
 from pd_engine.sampling.params import MAX_LOGIT_BIAS, LogitBias
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
@@ -72,6 +73,7 @@ class OpenAIBody(_Strict):
     user: str | None = Field(None, description="taken and not used")
     request_id: str | None = None
     cache_salt: str | None = None
+    priority: int | None = Field(None, description="lower ones are served earlier")
     return_token_ids: bool | None = Field(None, description="choices carry token_ids, the first prompt_token_ids")
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingFields:
@@ -119,6 +121,7 @@ class CompletionBody(OpenAIBody):
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             request_id=self.request_id or "",
             cache_salt=self.cache_salt or "",
+            priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
         )
 
 
@@ -152,6 +155,7 @@ class ChatBody(OpenAIBody):
             sampling=self.sampling(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
             request_id=self.request_id or "",
             cache_salt=self.cache_salt or "",
+            priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pd_engine.errors import InvalidArgument
+from pd_engine.priority import DEFAULT_PRIORITY, check_priority
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import (
@@ -68,11 +69,12 @@ class RawRequest:
     request_id: str = ""
     placement: PlacementWish = PlacementWish()
     cache_salt: str = ""
+    priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What the system runs."""
+    """What the system runs. `priority`: lower ones go first."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -80,6 +82,7 @@ class Request:
     ending_ids: frozenset[int]
     placement: PlacementWish
     cache_salt: str
+    priority: int = DEFAULT_PRIORITY
     warnings: tuple[str, ...] = field(default=())
 
 
@@ -98,6 +101,7 @@ class Preparer:
         request_id = _check_request_id(raw.request_id) if raw.request_id else new_request_id()
         if len(raw.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgument(f"cache_salt has at most {MAX_SALT_CHARS} characters, got {len(raw.cache_salt)}")
+        priority = check_priority(raw.priority)
         limits = self._limits()
         prompt_ids = await self.tokenize(raw.prompt, is_chat=raw.is_chat)
         check_prompt(prompt_ids, limits)
@@ -113,6 +117,7 @@ class Preparer:
             ending_ids=frozenset(i for i in params.ending_ids(self._tokenizer.eos_token_ids) if i < limits.vocab_size),
             placement=raw.placement,
             cache_salt=raw.cache_salt,
+            priority=priority,
             warnings=tuple(self._tokenizer.prompt_warnings(prompt_ids)),
         )
 

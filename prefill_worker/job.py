@@ -9,6 +9,7 @@ from enum import Enum
 from kv_transfer.journey import JourneyKey, SourceInfo
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import PdRelayError
+from pd_engine.priority import DEFAULT_PRIORITY
 from pd_engine.sequence import SampledToken
 from pd_engine.service.requests import Choice
 
@@ -37,6 +38,7 @@ class PrefillSpec:
         no_handoff: nobody will pull.
         bypass_prefix_cache: take nothing from the prefix cache.
         cache_salt: prompts with different ones share nothing.
+        priority: lower ones go first.
     """
 
     key: JourneyKey
@@ -48,6 +50,7 @@ class PrefillSpec:
     no_handoff: bool
     bypass_prefix_cache: bool
     cache_salt: str
+    priority: int = DEFAULT_PRIORITY
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,7 @@ from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import FailedPrecondition
+from pd_engine.priority import check_priority
 from pd_engine.service.cache_events import stream_cache_events
 from pd_engine.service.loads import stream_loads
 from pd_engine.service.requests import (
@@ -53,6 +54,7 @@ def parse_prefill(request: pb.PrefillRequest, limits: Limits) -> PrefillSpec:
         no_handoff=request.no_handoff,
         bypass_prefix_cache=request.bypass_prefix_cache,
         cache_salt=parse_salt(request.cache_salt),
+        priority=check_priority(request.priority),
     )
 
 

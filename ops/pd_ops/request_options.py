@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from pd_engine.contracts import api_pb2
 from pd_engine.errors import InvalidArgument, shown
+from pd_engine.priority import DEFAULT_PRIORITY, check_priority
 from pd_engine.sampling.params import NO_TOP_K, SamplingParams
 from pd_engine.settings import EngineSettings
 from pd_engine.text.defaults import SamplingFields
@@ -197,11 +198,16 @@ def _read_text(path: Path) -> str:
 
 def to_request(
     prompt: Prompt, sampling: SamplingFields, *, request_id: str = "", stream: bool = True,
-    placement: api_pb2.Placement | None = None,
+    placement: api_pb2.Placement | None = None, priority: int = DEFAULT_PRIORITY,
 ) -> api_pb2.GenerateRequest:
-    """The request that asks a router for this."""
+    """The request that asks a router for this.
+
+    Raises:
+        InvalidArgument: the priority is outside its range.
+    """
     request = api_pb2.GenerateRequest(
-        request_id=request_id, sampling_params=sampling_proto(sampling), stream=stream, placement=placement
+        request_id=request_id, sampling_params=sampling_proto(sampling), stream=stream, placement=placement,
+        priority=check_priority(priority),
     )
     match prompt:
         case TokensPrompt():

@@ -224,7 +224,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., speculate: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("journey", "router_id", "block_hashes", "num_prompt_tokens", "token_ids", "num_emitted_tokens", "sampling", "deadline_ms", "bypass_prefix_cache", "report_block_checksums", "cache_salt")
+    __slots__ = ("journey", "router_id", "block_hashes", "num_prompt_tokens", "token_ids", "num_emitted_tokens", "sampling", "deadline_ms", "bypass_prefix_cache", "report_block_checksums", "cache_salt", "priority")
     JOURNEY_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class ReserveRequest(_message.Message):
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     REPORT_BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     journey: JourneyRef
     router_id: str
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
@@ -247,7 +248,8 @@ class ReserveRequest(_message.Message):
     bypass_prefix_cache: bool
     report_block_checksums: bool
     cache_salt: str
-    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., router_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., num_prompt_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_emitted_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., bypass_prefix_cache: _Optional[bool] = ..., report_block_checksums: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., router_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., num_prompt_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_emitted_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., bypass_prefix_cache: _Optional[bool] = ..., report_block_checksums: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("epoch", "lease_id", "lease_ms", "num_held_blocks")
@@ -262,7 +264,7 @@ class ReserveReply(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., lease_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., num_held_blocks: _Optional[int] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("journey", "router_id", "token_ids", "num_prompt_tokens", "sampling", "lease_id", "lease_ms", "num_held_blocks", "deadline_ms", "bypass_prefix_cache", "no_handoff", "cache_salt")
+    __slots__ = ("journey", "router_id", "token_ids", "num_prompt_tokens", "sampling", "lease_id", "lease_ms", "num_held_blocks", "deadline_ms", "bypass_prefix_cache", "no_handoff", "cache_salt", "priority")
     JOURNEY_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +277,7 @@ class PrefillRequest(_message.Message):
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     NO_HANDOFF_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     journey: JourneyRef
     router_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -287,7 +290,8 @@ class PrefillRequest(_message.Message):
     bypass_prefix_cache: bool
     no_handoff: bool
     cache_salt: str
-    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., router_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lease_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., bypass_prefix_cache: _Optional[bool] = ..., no_handoff: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., router_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lease_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., bypass_prefix_cache: _Optional[bool] = ..., no_handoff: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PrefillReply(_message.Message):
     __slots__ = ("source", "first_token")

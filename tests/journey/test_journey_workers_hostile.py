@@ -101,6 +101,7 @@ BAD_IN_BOTH = [
     ("sampling.presence_penalty", 3.0), ("sampling.frequency_penalty", float("inf")), ("sampling.min_tokens", 2**31),
     ("sampling.logprobs", -2), ("sampling.speculate", 9), ("sampling.stop_token_ids", [4096]),
     ("sampling.stop_token_ids", list(range(1_000))), ("cache_salt", "s" * 300),
+    ("priority", 1_001), ("priority", -(2**31)),
 ]
 
 

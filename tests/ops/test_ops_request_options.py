@@ -159,3 +159,6 @@ def test_requests() -> None:
     chat = to_request(ChatPrompt(text="hi"), sampling_of())
     assert [(message.role, message.content) for message in chat.chat.messages] == [("user", "hi")]
     assert list(to_request(TokensPrompt(token_ids=(7,)), sampling_of()).tokenized.input_ids) == [7]
+    assert to_request(ChatPrompt(text="hi"), sampling_of(), priority=-4).priority == -4
+    with pytest.raises(InvalidArgument, match="priority must be in"):
+        to_request(ChatPrompt(text="hi"), sampling_of(), priority=2**70)

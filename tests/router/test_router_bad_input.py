@@ -76,6 +76,8 @@ async def lab(shared_lab: RouterLab) -> AsyncIterator[RouterLab]:
         ({"request_id": "a b"}, "request_id must be"),
         ({"request_id": "é"}, "request_id must be"),
         ({"cache_salt": "x" * 500}, "cache_salt has at most"),
+        ({"priority": 1001}, r"priority must be in \[-1000, 1000\], lower is earlier, got 1001"),
+        ({"priority": -(2**31)}, "priority must be in"),
         ({"parse_special_tokens": True}, "parse_special_tokens and add_bos are for"),
         ({"tokenized": api.TokenizedInput()}, "at least one token"),
         ({"tokenized": api.TokenizedInput(input_ids=[4096])}, r"prompt token ids must be in \[0, 4096\), got 4096"),

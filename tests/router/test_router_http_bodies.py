@@ -100,7 +100,7 @@ async def test_a_bad_completion_body(lab: RouterLab, body: dict[str, Any], match
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("field", [
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "max_tokens", "min_tokens", "n", "logprobs", "speculate", "logit_bias", "stop_token_ids", "prompt",
+    "max_tokens", "min_tokens", "n", "logprobs", "speculate", "logit_bias", "stop_token_ids", "prompt", "priority",
 ])
 async def test_a_number_beyond_all_ranges(lab: RouterLab, field: str, sign: int) -> None:
     """It is refused by name, and its digits do not come back."""

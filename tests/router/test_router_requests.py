@@ -62,6 +62,7 @@ async def test_what_workers_are_asked() -> None:
             stop_token_ids=[9],
             request_id="r",
             cache_salt="s",
+            priority=-3,
             placement=api.Placement(report_block_checksums=True),
         )
         [reserve] = [r for r in lab.decode[0].requests if r.DESCRIPTOR.name == "ReserveRequest"]
@@ -80,6 +81,7 @@ async def test_what_workers_are_asked() -> None:
         assert reserve.report_block_checksums
         assert not reserve.bypass_prefix_cache
         assert reserve.cache_salt == prefill.cache_salt == "s"
+        assert reserve.priority == prefill.priority == -3
         assert 0 < prefill.deadline_ms <= 600_000
         assert prefill.lease_id
         assert prefill.journey == reserve.journey

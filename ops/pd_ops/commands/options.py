@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pd_engine.priority import MAX_PRIORITY
 from pd_ops.output import Output, redirect_prints
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
@@ -60,6 +61,9 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the c
 Logprobs = Annotated[int | None, typer.Option(help="Report logprobs, and the N most likely tokens of each position.")]
 Speculate = Annotated[
     int | None, typer.Option(help="Draft tokens a step at most; 0: off; default: the server's setting.")
+]
+Priority = Annotated[
+    int, typer.Option(help=f"Lower ones are served earlier; from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
 ]
 Stream = Annotated[
     bool | None, typer.Option("--stream/--no-stream", help="Text as it comes; default: yes, with --json no.")

@@ -7,6 +7,7 @@ import asyncio
 import typer
 
 from pd_engine.contracts import api_pb2
+from pd_engine.priority import DEFAULT_PRIORITY
 from pd_ops.client import Completion, find_router, router_client
 from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.commands import options
@@ -39,6 +40,7 @@ def command(
     logprobs: options.Logprobs = None,
     speculate: options.Speculate = None,
     dtype: options.ServedDtype = None,
+    priority: options.Priority = DEFAULT_PRIORITY,
     stream: options.Stream = None,
     cluster: options.ClusterName = "default",
     address: options.Address = None,
@@ -60,7 +62,8 @@ def command(
     required_dtype = read_dtype(dtype)
     router = find_router(address=address, grpc_port=grpc_port, cluster=cluster)
     streams = not as_json if stream is None else stream
-    request = to_request(question, sampling)  # streamed in any case: what had come is known when it is interrupted
+    # Streamed in any case: what had come is known when it is interrupted.
+    request = to_request(question, sampling, priority=priority)
     asyncio.run(_submit(router, request, required_dtype, _Answer(output, streams=streams)))
 
 
