@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +10,12 @@ from decode_worker.host_tier import MOVE_BYTES, Mover, Stored
 from decode_worker.scheduler import Batch
 from pd_engine.engine import Engine
 from pd_engine.errors import Internal, PdRelayError
+from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Choice
 from pd_engine.service.wire import finish_names
-from pd_engine.steps.decode import DecodeOutput, num_slots_needed, try_decode_step
+from pd_engine.steps.decode import DecodeOutput, num_slots_needed
+from pd_engine.steps.forward import THE_MODEL, Steps
 from pd_engine.steps.speculation import SpeculationPolicy
 
 log = logging.getLogger(__name__)
@@ -66,13 +67,16 @@ class DecodeRunner:
         report: takes every step's report; called in the compute thread.
         policy: how many drafts a step makes at most; None: as many as its sequences would like.
         move_bytes: that are copied between two steps at most.
+        steps: the ways into the model.
     """
 
     def __init__(
         self, engine: Engine, max_batch: int, report: Callable[[StepReport], None],
         policy: SpeculationPolicy | None = None, move_bytes: int = MOVE_BYTES,
+        steps: Steps = THE_MODEL,
     ) -> None:
         self.engine = engine
+        self._steps = steps
         self._policy = policy
         self._batch = Batch(max_batch)
         self._mover = Mover(engine.arena, move_bytes)
@@ -120,9 +124,9 @@ class DecodeRunner:
         sequences = [self._sequences[name] for name in self._batch.next_step(self._is_ready)]
         if not (sequences or moves.out or moves.back or moves.failed):
             return self._mover.is_busy
-        started_s = time.perf_counter()
+        started_s = self._steps.clock()
         progress, failed = self._try_decode(sequences) if sequences else ([], {})
-        seconds = time.perf_counter() - started_s
+        seconds = self._steps.clock() - started_s
         for name in [*failed, *(item.name for item in progress if item.finish_reason)]:
             self._forget(name)
         self._report(
@@ -162,11 +166,11 @@ class DecodeRunner:
 
     def _decode(self, sequences: list[Choice]) -> list[DecodeOutput | Internal]:
         if self._policy is None:
-            return try_decode_step(self.engine, sequences)
+            return self._steps.decode(self.engine, sequences, MAX_SPECULATE)
         max_drafts = self._policy.choose(len(sequences))
-        started_s = time.perf_counter()
-        outcomes = try_decode_step(self.engine, sequences, max_drafts)
-        seconds = time.perf_counter() - started_s
+        started_s = self._steps.clock()
+        outcomes = self._steps.decode(self.engine, sequences, max_drafts)
+        seconds = self._steps.clock() - started_s
         outputs = [outcome for outcome in outcomes if isinstance(outcome, DecodeOutput)]
         if outputs:
             self._policy.record(

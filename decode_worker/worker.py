@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import torch
 
@@ -16,15 +15,13 @@ from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination
-from kv_transfer.transports import pull_transports
+from kv_transfer.surroundings import ProcessSurroundings, Surroundings
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import MIB, Engine
 from pd_engine.errors import Unavailable
-from pd_engine.model.checkpoint import resolve_model
-from pd_engine.service.client import connect
-from pd_engine.service.compute import ComputeThread
+from pd_engine.service.compute import Compute
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.identity import (
     WorkerAddress,
@@ -52,14 +49,20 @@ class DecodeWorker:
         host: to listen on, and what peers are told.
         secret: of the cluster.
         port: 0: any free one.
+        surroundings: None: those of a process of its own.
     """
 
-    def __init__(self, settings: Settings, *, worker_id: str, host: str, secret: str, port: int = 0) -> None:
+    def __init__(
+        self, settings: Settings, *, worker_id: str, host: str, secret: str, port: int = 0,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         self._settings = settings
         self._worker_id = worker_id
-        self._secret = secret
-        self._endpoint = Endpoint(host=host, port=port, secret=secret, service_names=SERVICES)
-        self._compute = ComputeThread(f"decode-{worker_id}", self._build_runner, self._on_crash)
+        self._around = surroundings or ProcessSurroundings(settings, secret=secret, host=host)
+        self._endpoint = Endpoint(
+            host=host, port=port, epoch=self._around.new_id(), make_server=self._around.server, service_names=SERVICES
+        )
+        self._compute = self._around.compute(f"decode-{worker_id}", self._build_runner, self._on_crash)
         self._crashed = asyncio.Event()
         self._drained = asyncio.Event()
         self._unhealthy: asyncio.Future[None] | None = None
@@ -88,16 +91,16 @@ class DecodeWorker:
             pool=engine.pool, blocks=blocks, room=self._room_keeper(engine, blocks, runner),
             block_size=engine.layout.block_size, projected_tokens=self._settings.decode.projected_tokens,
             silence_s=self._settings.transfer.lease_ms / 1000, hub=self._hub, runner=runner,
-            post=self._compute.post, report=self._compute.report, clock=time.monotonic,
+            post=self._compute.post, report=self._compute.report, clock=self._around.clock,
         )
-        transports = pull_transports(self._settings.transfer, engine.arena, secret=self._secret)
+        transports = self._around.pull_transports(engine.arena)
         self._transports = [transport.name for transport in transports]
         core.destination = self._destination = HandoffDestination(
             arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
             epoch=self._endpoint.epoch, settings=self._settings.transfer,
-            transports=transports, checksums=range_checksums, clock=time.monotonic,
-            open_channel=lambda peer: connect(peer, self._secret), on_complete=core.on_pulled,
-            on_failed=core.on_pull_failed, on_expired=core.on_lease_expired,
+            transports=transports, checksums=range_checksums, clock=self._around.clock,
+            open_channel=self._around.open_channel, on_complete=core.on_pulled,
+            on_failed=core.on_pull_failed, on_expired=core.on_lease_expired, new_id=self._around.new_id,
         )
         await self._destination.start()
         self._add_services(core)
@@ -165,15 +168,16 @@ class DecodeWorker:
             num_recomputed_total=core.room.num_recomputed,
         )
 
-    def _build_runner(self, thread: ComputeThread[DecodeRunner]) -> DecodeRunner:
+    def _build_runner(self, thread: Compute[DecodeRunner]) -> DecodeRunner:
         """In the compute thread."""
         torch.set_num_threads(self._settings.engine.threads)
         settings = self._settings.decode
         most = max_speculate(settings.speculate)
-        engine = Engine.load(resolve_model(self._settings.model), self._settings.engine, max_speculate=most)
+        engine = self._around.load_engine(most)
         policy = SpeculationPolicy(most) if settings.adaptive_speculation and engine.has_mtp else None
         return DecodeRunner(
-            engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy
+            engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy,
+            steps=self._around.steps,
         )
 
     def _room_keeper(self, engine: Engine, blocks: ChoiceBlocks, runner: DecodeRunner) -> RoomKeeper:
@@ -200,7 +204,7 @@ class DecodeWorker:
 
     def _tick(self) -> None:
         assert self._core is not None
-        self._core.tick(time.monotonic())
+        self._core.tick(self._around.clock())
         if self._core.draining and self._core.is_idle and self._hub.num_open == 0:
             self._drained.set()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from kv_transfer.transport import Checksums, PullTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import PdRelayError
+from pd_engine.service.ids import NewId, random_id
 from pd_engine.settings import TransferSettings
 
 log = logging.getLogger(__name__)
@@ -93,16 +93,18 @@ class HandoffDestination:
             that are missing. The lease lives on until `release`, expiry or a `reserve` with a higher attempt, which
             keeps the leading verified blocks.
         on_expired: a lease has ended because nobody renewed it (after `on_failed` if it was pulling).
+        new_id: names for leases.
     """
 
     def __init__(
         self, *, arena: Arena, pool: BlockPool, fingerprint: str, worker_id: str, epoch: str,
         settings: TransferSettings, transports: Sequence[PullTransport], checksums: Checksums, clock: Clock,
         open_channel: Callable[[str], grpc.aio.Channel], on_complete: OnComplete, on_failed: OnFailed,
-        on_expired: OnExpired = _ignore,
+        on_expired: OnExpired = _ignore, new_id: NewId = random_id,
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._new_id = new_id
         self._on_complete = on_complete
         self._on_failed = on_failed
         self._on_expired = on_expired
@@ -157,7 +159,7 @@ class HandoffDestination:
         """
         try:
             lease = self._book.reserve(
-                key, lease_id=secrets.token_hex(16), lease_ms=lease_ms or self._settings.lease_ms,
+                key, lease_id=self._new_id(), lease_ms=lease_ms or self._settings.lease_ms,
                 num_tokens=num_tokens, num_blocks=num_blocks, held_block_ids=held_block_ids, now_s=self._clock(),
             )
         finally:

@@ -87,7 +87,7 @@ class _Forget:
     key: JourneyKey
 
 
-_Command = _Begin | _Publish | _Finish | _Forget
+Command = _Begin | _Publish | _Finish | _Forget
 
 
 class Publisher:
@@ -106,7 +106,7 @@ class Publisher:
         self._on_records = on_records
         self._on_closing = on_closing
         self._on_error = on_error
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._progress: dict[JourneyKey, Progress] = {}
         self._thread = threading.Thread(target=self._run, name="kv-publisher", daemon=True)
 
@@ -119,27 +119,35 @@ class Publisher:
         self._thread.join()
 
     def begin(self, key: JourneyKey, progress: Progress) -> None:
-        self._commands.put(_Begin(key, progress))
+        self.put(_Begin(key, progress))
 
     def publish(self, key: JourneyKey, component: int, num_valid_tokens: int) -> None:
-        self._commands.put(_Publish(key, component, num_valid_tokens))
+        self.put(_Publish(key, component, num_valid_tokens))
 
     def finish(self, key: JourneyKey, closing: Closing) -> None:
-        self._commands.put(_Finish(key, closing))
+        self.put(_Finish(key, closing))
 
     def forget(self, key: JourneyKey) -> None:
         """Nothing more of this handoff is to be passed on."""
-        self._commands.put(_Forget(key))
+        self.put(_Forget(key))
+
+    def put(self, command: Command) -> None:
+        """It is done after all that were put in before."""
+        self._commands.put(command)
+
+    def do(self, command: Command) -> None:
+        """In the publishing thread."""
+        try:
+            self._do(command)
+        except Exception as error:  # the thread serves all handoffs: this one fails, the others go on
+            log.exception("publishing %s failed", command.key)
+            self._on_error(command.key, Internal(f"publishing failed: {type(error).__name__}"))
 
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
-            try:
-                self._do(command)
-            except Exception as error:  # the thread serves all handoffs: this one fails, the others go on
-                log.exception("publishing %s failed", command.key)
-                self._on_error(command.key, Internal(f"publishing failed: {type(error).__name__}"))
+            self.do(command)
 
-    def _do(self, command: _Command) -> None:
+    def _do(self, command: Command) -> None:
         if isinstance(command, _Begin):
             self._progress[command.key] = command.progress
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 
 from kv_transfer.geometry import final_slots
@@ -23,6 +22,7 @@ from pd_engine.cache.arena import Arena
 from pd_engine.cache.layout import CacheLayout
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import PdRelayError
+from pd_engine.service.ids import NewId, random_id
 from pd_engine.settings import TransferSettings
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,14 @@ class HandoffSource:
         address: of the gRPC server that carries `servicer()`; may be set before the first `begin`.
         epoch: this life of the process, 32 hexadecimal digits.
         transports: what pullers may connect to; started and stopped with the source.
+        new_id: names for capabilities.
+        publisher: announces pieces in its own thread.
     """
 
     def __init__(
         self, *, arena: Arena, fingerprint: str, worker_id: str, epoch: str, address: str, settings: TransferSettings,
-        transports: Sequence[SourceTransport], checksums: Checksums, clock: Clock,
+        transports: Sequence[SourceTransport], checksums: Checksums, clock: Clock, new_id: NewId = random_id,
+        publisher: type[Publisher] = Publisher,
     ) -> None:
         self.address = address
         self._arena = arena
@@ -56,11 +59,12 @@ class HandoffSource:
         self._settings = settings
         self._transports = transports
         self._clock = clock
+        self._new_id = new_id
         self._host_id = host_id()
         self._book = SourceBook(epoch)
         self._on_end: dict[JourneyKey, OnEnd] = {}
         self._streams = PieceStreams()
-        self._publisher = Publisher(
+        self._publisher = publisher(
             checksums if settings.checksums else None,
             on_records=lambda key, records: self._in_loop(self._published, key, records),
             on_closing=lambda key, closing: self._in_loop(self._closed, key, closing),
@@ -117,7 +121,7 @@ class HandoffSource:
         assert len(set(ids)) == layout.num_blocks_for(num_tokens), f"{key}: {len(ids)} blocks for {num_tokens} tokens"
         now_s = self._clock()
         new = SourceHandoff(
-            key=key, token=secrets.token_hex(16), block_ids=ids,
+            key=key, token=self._new_id(), block_ids=ids,
             generations=tuple(int(self._arena.generations[block]) for block in ids), num_tokens=num_tokens,
             num_held_blocks=num_held_blocks, deadline_s=now_s + lease_ms / 1000 + MARGIN_S,
         )

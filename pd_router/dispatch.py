@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from pd_engine.errors import AlreadyExists, PdRelayError, Unavailable
 from pd_engine.sequence import FinishReason, SampledToken
+from pd_engine.service.ids import NewId, random_id
 from pd_engine.text.output import OutputText
 from pd_engine.text.tokenizer import Tokenizer
 from pd_router.admission import Admission
@@ -137,8 +136,10 @@ class RunningRequest:
 
 class Dispatcher:
     def __init__(
-        self, settings: DispatchSettings, *, registry: Registry, tokenizer: Tokenizer, metrics: Metrics
+        self, settings: DispatchSettings, *, registry: Registry, tokenizer: Tokenizer, metrics: Metrics,
+        new_id: NewId = random_id,
     ) -> None:
+        self._new_id = new_id
         self._settings = settings
         self._registry = registry
         self._tokenizer = tokenizer
@@ -212,15 +213,16 @@ class Dispatcher:
         self.admit()
         if request.request_id in self._running:
             raise AlreadyExists(f"a request with id {request.request_id!r} is running")
-        begun_s = time.monotonic()
+        now_s = asyncio.get_running_loop().time
+        begun_s = now_s()
         stream = TokenStream(
             text=OutputText(self._tokenizer, request.params.stop, min_tokens=request.params.min_tokens),
             ending_ids=request.ending_ids,
             max_tokens=request.params.max_tokens,
         )
-        journey = Journey(secrets.token_hex(16), stream, max_attempts=self._settings.max_attempts)
+        journey = Journey(self._new_id(), stream, max_attempts=self._settings.max_attempts)
         running = RunningRequest(
-            request, journey, on_first=lambda: self._metrics.note_first_token(time.monotonic() - begun_s)
+            request, journey, on_first=lambda: self._metrics.note_first_token(now_s() - begun_s)
         )
         runner = JourneyRunner(
             request,
@@ -238,7 +240,7 @@ class Dispatcher:
         task = running.start(runner)
         self._running[request.request_id] = running
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._ended(task, request, journey, time.monotonic() - begun_s))
+        task.add_done_callback(lambda task: self._ended(task, request, journey, now_s() - begun_s))
         return running
 
     def _speculate(self, request: Request) -> int:

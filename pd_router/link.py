@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+import grpc.aio
+
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import FailedPrecondition, PdRelayError, Unavailable
 from pd_router.cache_feed import follow_cache
@@ -60,16 +62,16 @@ class WorkerLink:
         self,
         endpoint: WorkerEndpoint,
         *,
+        channel: grpc.aio.Channel,
         router_id: str,
-        secret: str,
         renew_interval_s: float,
         silence_s: float,
         index: PrefixIndex,
         check: Callable[[WorkerLink, pb.WorkerInfo], None],
         on_change: Callable[[], None],
     ) -> None:
-        """`silence_s`: after which the worker is lost. `index` learns what it has cached. `check` raises
-        FailedPrecondition for one that does not fit the others."""
+        """`channel` is closed with the link. `silence_s`: after which the worker is lost. `index` learns what it has
+        cached. `check` raises FailedPrecondition for one that does not fit the others."""
         self.endpoint = endpoint
         self.role = Role(endpoint.role)
         self.state = LinkState.STARTING
@@ -92,9 +94,8 @@ class WorkerLink:
         self._gone_before: set[str] = set()
         self.calls = WorkerCalls(
             self.worker_id,
-            endpoint.address,
+            channel,
             router_id=router_id,
-            secret=secret,
             silence_s=silence_s,
             check_epoch=self._check_epoch,
             on_heard=self._note_heard,

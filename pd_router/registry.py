@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Iterable, Sequence
+
+import grpc.aio
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import FailedPrecondition, InvalidArgument
+from pd_engine.service.ids import NewId, random_id
 from pd_router.link import WorkerLink
 from pd_router.link_state import LinkState, Role, WorkerEndpoint
 from pd_router.pools import Snapshot, WorkerView
@@ -47,15 +49,26 @@ def check_agreement(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> Non
 
 
 class Registry:
-    """Attributes:
+    """Args:
+    open_channel: to a worker's address, with the cluster secret.
+
+    Attributes:
     router_id: names this life of this router to workers.
     index: what they have cached.
     """
 
-    def __init__(self, *, secret: str, lease_ms: int, silence_ms: int, max_index_entries: int) -> None:
-        self.router_id = secrets.token_hex(16)
+    def __init__(
+        self,
+        *,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        lease_ms: int,
+        silence_ms: int,
+        max_index_entries: int,
+        new_id: NewId = random_id,
+    ) -> None:
+        self.router_id = new_id()
         self.index = PrefixIndex(max_entries=max_index_entries)
-        self._secret = secret
+        self._open_channel = open_channel
         self._renew_interval_s = lease_ms / 3 / 1000
         self._silence_s = silence_ms / 1000
         self._links: dict[str, WorkerLink] = {}
@@ -184,8 +197,8 @@ class Registry:
     def _connect(self, endpoint: WorkerEndpoint) -> WorkerLink:
         return WorkerLink(
             endpoint,
+            channel=self._open_channel(endpoint.address),
             router_id=self.router_id,
-            secret=self._secret,
             renew_interval_s=self._renew_interval_s,
             silence_s=self._silence_s,
             index=self.index,

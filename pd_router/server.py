@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from pd_engine.contracts import api_pb2, api_pb2_grpc
+from pd_engine.service.client import connect
 from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 from pd_engine.settings import Settings
 from pd_router.dispatch import Dispatcher, DispatchSettings
@@ -67,7 +68,7 @@ class Router:
         assert not self._started, "a router starts once"
         self._started = True
         self._registry = Registry(
-            secret=self._secret,
+            open_channel=self._open_channel,
             lease_ms=self._settings.transfer.lease_ms,
             silence_ms=self._settings.router.worker_silence_ms,
             max_index_entries=self._settings.router.max_index_entries,
@@ -141,6 +142,9 @@ class Router:
         await server.start()
         await self._health.set_serving(False)
         return server, port
+
+    def _open_channel(self, address: str) -> grpc.aio.Channel:
+        return connect(address, self._secret, keepalive_timeout_ms=self._settings.router.worker_silence_ms)
 
     def _http_door(self) -> HttpDoor:
         return HttpDoor(

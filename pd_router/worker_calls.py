@@ -9,7 +9,7 @@ import grpc
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, PdRelayError, Unavailable
-from pd_engine.service.client import connect, decode_stub, prefill_stub, typed_error, worker_stub
+from pd_engine.service.client import decode_stub, prefill_stub, typed_error, worker_stub
 
 LOADS_INTERVAL_MS = 200
 
@@ -20,7 +20,8 @@ class LateAnswer(Unavailable):
 
 class WorkerCalls:
     """Args:
-    silence_s: how long an answer may take, and how long a connection may be silent.
+    channel: to the worker; closed with these.
+    silence_s: how long an answer may take.
     check_epoch: called with the epoch of every reply; raises Unavailable if it is of another life.
     on_heard: called whenever the worker has said something.
     """
@@ -28,10 +29,9 @@ class WorkerCalls:
     def __init__(
         self,
         worker_id: str,
-        address: str,
+        channel: grpc.aio.Channel,
         *,
         router_id: str,
-        secret: str,
         silence_s: float,
         check_epoch: Callable[[str], None],
         on_heard: Callable[[], None],
@@ -41,7 +41,7 @@ class WorkerCalls:
         self._silence_s = silence_s
         self._check_epoch = check_epoch
         self._on_heard = on_heard
-        self._channel = connect(address, secret, keepalive_timeout_ms=round(silence_s * 1000))
+        self._channel = channel
         self.worker = worker_stub(self._channel)
         self._prefill = prefill_stub(self._channel)
         self._decode = decode_stub(self._channel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +12,8 @@ from pd_engine.errors import Internal
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Prompt
 from pd_engine.service.wire import finish_names
-from pd_engine.steps.prefill import Chunk, prefill_step, try_sample_first
+from pd_engine.steps.forward import THE_MODEL, Steps
+from pd_engine.steps.prefill import Chunk
 from prefill_worker.scheduler import Remaining, plan_chunks
 
 log = logging.getLogger(__name__)
@@ -63,10 +63,14 @@ class PrefillRunner:
     Args:
         chunk_tokens: prompt tokens a step at most.
         report: takes every step's report; called in the compute thread.
+        steps: the ways into the model.
     """
 
-    def __init__(self, engine: Engine, chunk_tokens: int, report: Callable[[StepReport], None]) -> None:
+    def __init__(
+        self, engine: Engine, chunk_tokens: int, report: Callable[[StepReport], None], steps: Steps = THE_MODEL
+    ) -> None:
         self.engine = engine
+        self._steps = steps
         self._chunk_tokens = chunk_tokens
         self._report = report
         self._prompts: dict[str, Prompt] = {}  # by arrival
@@ -93,7 +97,7 @@ class PrefillRunner:
         ]
         if not chunks:
             return False
-        started_s = time.perf_counter()
+        started_s = self._steps.clock()
         firsts: list[tuple[Prompt, SampledToken]] = []
         failed: dict[str, Internal] = {}
         try:
@@ -108,7 +112,7 @@ class PrefillRunner:
                 (chunk.sequence.name for chunk in chunks),
                 Internal("computing the prompt failed; the worker's log has the details"),
             )
-        self._report(_report_of(chunks, firsts, failed, time.perf_counter() - started_s))
+        self._report(_report_of(chunks, firsts, failed, self._steps.clock() - started_s))
         for prompt, first in firsts:  # after the report: the handoff may end before the next line
             if (publisher := self._publishers.get(prompt.name)) is not None:
                 publisher.finish(prompt, first)
@@ -127,9 +131,9 @@ class PrefillRunner:
             for publisher, num_valid_tokens in valid_after:
                 publisher.publish(component, num_valid_tokens)
 
-        prefill_step(self.engine, chunks, on_component)
+        self._steps.prefill(self.engine, chunks, on_component)
         complete = [chunk.sequence for chunk in chunks if chunk.sequence.num_computed == chunk.sequence.num_tokens]
-        return list(zip(complete, try_sample_first(self.engine, complete), strict=True)) if complete else []
+        return list(zip(complete, self._steps.sample_first(self.engine, complete), strict=True)) if complete else []
 
 
 def _report_of(

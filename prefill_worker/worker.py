@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import torch
 
 from kv_transfer.source import HandoffSource
-from kv_transfer.transports import source_transports
+from kv_transfer.surroundings import ProcessSurroundings, Surroundings
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import Engine
 from pd_engine.errors import Unavailable
-from pd_engine.model.checkpoint import resolve_model
-from pd_engine.service.compute import ComputeThread
+from pd_engine.service.compute import Compute
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.identity import (
     WorkerAddress,
@@ -47,15 +45,20 @@ class PrefillWorker:
         host: to listen on, and what peers are told.
         secret: of the cluster.
         port: 0: any free one.
+        surroundings: None: those of a process of its own.
     """
 
-    def __init__(self, settings: Settings, *, worker_id: str, host: str, secret: str, port: int = 0) -> None:
+    def __init__(
+        self, settings: Settings, *, worker_id: str, host: str, secret: str, port: int = 0,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         self._settings = settings
         self._worker_id = worker_id
-        self._host = host
-        self._secret = secret
-        self._endpoint = Endpoint(host=host, port=port, secret=secret, service_names=SERVICES)
-        self._compute = ComputeThread(f"prefill-{worker_id}", self._build_runner, self._on_crash)
+        self._around = surroundings or ProcessSurroundings(settings, secret=secret, host=host)
+        self._endpoint = Endpoint(
+            host=host, port=port, epoch=self._around.new_id(), make_server=self._around.server, service_names=SERVICES
+        )
+        self._compute = self._around.compute(f"prefill-{worker_id}", self._build_runner, self._on_crash)
         self._crashed = asyncio.Event()
         self._drained = asyncio.Event()
         self._unhealthy: asyncio.Future[None] | None = None
@@ -75,12 +78,13 @@ class PrefillWorker:
         address = self._endpoint.bind()
         runner = await self._compute.start()
         engine = self._engine = runner.engine
-        transports = source_transports(self._settings.transfer, secret=self._secret, host=self._host)
+        transports = self._around.source_transports()
         self._transports = [transport.name for transport in transports]
         self._source = HandoffSource(
             arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
             address=address, settings=self._settings.transfer,
-            transports=transports, checksums=range_checksums, clock=time.monotonic,
+            transports=transports, checksums=range_checksums, clock=self._around.clock,
+            new_id=self._around.new_id, publisher=self._around.publisher,
         )
         await self._source.start()
         cache = prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache)
@@ -91,7 +95,7 @@ class PrefillWorker:
             ),
             hidden_dtype=engine.dtype if engine.has_mtp else None,
             max_queued_tokens=self._settings.prefill.max_queued_tokens, source=self._source, runner=runner,
-            post=self._compute.post, report=self._compute.report, clock=time.monotonic,
+            post=self._compute.post, report=self._compute.report, clock=self._around.clock,
         )
         self._add_services(self._core, self._source)
         self._load_seconds = process_age_s()
@@ -153,15 +157,13 @@ class PrefillWorker:
             num_quarantined_blocks=engine.pool.num_quarantined,
         )
 
-    def _build_runner(self, thread: ComputeThread[PrefillRunner]) -> PrefillRunner:
+    def _build_runner(self, thread: Compute[PrefillRunner]) -> PrefillRunner:
         """In the compute thread."""
         torch.set_num_threads(self._settings.engine.threads)
-        engine = Engine.load(
-            resolve_model(self._settings.model), self._settings.engine,
-            max_speculate=max_speculate(self._settings.decode.speculate),
-        )
+        engine = self._around.load_engine(max_speculate(self._settings.decode.speculate))
         return PrefillRunner(
-            engine, self._settings.engine.chunk_tokens, lambda report: thread.report(self._on_step, report)
+            engine, self._settings.engine.chunk_tokens, lambda report: thread.report(self._on_step, report),
+            self._around.steps,
         )
 
     def _add_services(self, core: PrefillCore, source: HandoffSource) -> None:
@@ -179,7 +181,7 @@ class PrefillWorker:
 
     def _tick(self) -> None:
         assert self._core is not None
-        self._core.tick(time.monotonic())
+        self._core.tick(self._around.clock())
         if self._core.draining and self._core.is_idle and self._core.num_callers == 0:
             self._drained.set()
 

@@ -32,6 +32,21 @@ class Core(Protocol):
 CoreT = TypeVar("CoreT", bound=Core)
 
 
+CoreT_co = TypeVar("CoreT_co", bound=Core, covariant=True)
+
+
+class Compute(Protocol[CoreT_co]):
+    """Where a core runs: a `ComputeThread`, which has the meaning of each."""
+
+    async def start(self) -> CoreT_co: ...
+
+    def post(self, command: Command) -> None: ...
+
+    def report(self, callback: Callable[..., None], *args: Any) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class ComputeThread(Generic[CoreT]):
     """Owns one `Core`.
 
@@ -42,7 +57,7 @@ class ComputeThread(Generic[CoreT]):
     """
 
     def __init__(
-        self, name: str, build: Callable[[ComputeThread[CoreT]], CoreT], on_crash: Callable[[Exception], None]
+        self, name: str, build: Callable[[Compute[CoreT]], CoreT], on_crash: Callable[[Exception], None]
     ) -> None:
         self._build = build
         self._on_crash = on_crash

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Collection
 
 import grpc
 
-from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
+from pd_engine.service.server import Health, add_reflection, bind, host_port
 
 TICK_S = 0.1
 STOP_GRACE_S = 0.5
@@ -20,18 +19,24 @@ log = logging.getLogger(__name__)
 class Endpoint:
     """One life of a worker process on the network. Made anywhere; the rest belongs to one event loop.
 
+    Args:
+        epoch: names this life: 32 hexadecimal digits, random.
+        make_server: called when the port is taken, in the event loop.
+
     Attributes:
-        epoch: this life: 32 hexadecimal digits, random.
         server: to add services to, between `bind` and `serve`.
     """
 
     server: grpc.aio.Server
 
-    def __init__(self, *, host: str, port: int, secret: str, service_names: Collection[str]) -> None:
-        self.epoch = secrets.token_hex(16)
+    def __init__(
+        self, *, host: str, port: int, epoch: str, make_server: Callable[[], grpc.aio.Server],
+        service_names: Collection[str],
+    ) -> None:
+        self.epoch = epoch
         self._host = host
         self._port = port
-        self._secret = secret
+        self._make_server = make_server
         self._service_names = service_names
         self._health: Health | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -43,7 +48,7 @@ class Endpoint:
         Raises:
             InvalidArgument: it cannot be bound.
         """
-        self.server = build_server(secret=self._secret)
+        self.server = self._make_server()
         self._health = Health(self.server, self._service_names)
         add_reflection(self.server, self._service_names)
         return host_port(self._host, bind(self.server, self._host, self._port))

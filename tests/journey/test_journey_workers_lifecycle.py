@@ -16,14 +16,14 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import decode_worker.runner
-import prefill_worker.runner
 from decode_worker.worker import DecodeWorker
+from kv_transfer.surroundings import ProcessSurroundings
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import Internal, InvalidArgument, Unavailable
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
 from pd_engine.settings import Settings, load_settings
+from pd_engine.steps.forward import THE_MODEL, Steps
 from prefill_worker.worker import PrefillWorker
 from support.cluster import ROOT, SECRET, worker_processes
 from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
@@ -143,10 +143,11 @@ def test_workers_import_nothing_heavy() -> None:
 class Pair:
     """Both workers in this process, to break them from the inside."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Steps = THE_MODEL) -> None:
         settings: Settings = load_settings(None, dict(SETTINGS))
-        self.prefill = PrefillWorker(settings, worker_id="p", host="127.0.0.1", secret=SECRET)
-        self.decode = DecodeWorker(settings, worker_id="d", host="127.0.0.1", secret=SECRET)
+        around = ProcessSurroundings(settings, secret=SECRET, host="127.0.0.1", steps=steps)
+        self.prefill = PrefillWorker(settings, worker_id="p", host="127.0.0.1", secret=SECRET, surroundings=around)
+        self.decode = DecodeWorker(settings, worker_id="d", host="127.0.0.1", secret=SECRET, surroundings=around)
 
     async def __aenter__(self) -> Pair:
         prefill, decode = await self.prefill.start(), await self.decode.start()
@@ -160,17 +161,15 @@ class Pair:
         await self.prefill.stop()
 
 
-async def test_a_decode_step_that_fails_fails_its_choices_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_step = decode_worker.runner.try_decode_step
+async def test_a_decode_step_that_fails_fails_its_choices_only() -> None:
     broken = [True]
 
     def step(*arguments: Any) -> Any:
         if broken.pop() if broken else False:
             raise ZeroDivisionError("planted")
-        return real_step(*arguments)
+        return THE_MODEL.decode(*arguments)
 
-    monkeypatch.setattr(decode_worker.runner, "try_decode_step", step)
-    async with Pair() as pair:
+    async with Pair(Steps(decode=step)) as pair:
         copy = await pair.player.run([5, 6, 7], sampling(4))
         assert copy.failure is not None
         assert (copy.failure.code, copy.failure.retryable) == ("internal", False)
@@ -180,17 +179,15 @@ async def test_a_decode_step_that_fails_fails_its_choices_only(monkeypatch: pyte
         await pair.player.until_idle()
 
 
-async def test_a_prefill_step_that_fails_fails_its_prompts_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_step = prefill_worker.runner.prefill_step
+async def test_a_prefill_step_that_fails_fails_its_prompts_only() -> None:
     broken = [True]
 
     def step(*arguments: Any) -> Any:
         if broken.pop() if broken else False:
             raise ZeroDivisionError("planted")
-        return real_step(*arguments)
+        return THE_MODEL.prefill(*arguments)
 
-    monkeypatch.setattr(prefill_worker.runner, "prefill_step", step)
-    async with Pair() as pair:
+    async with Pair(Steps(prefill=step)) as pair:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await pair.player.run([5, 6, 7], sampling(4), journey_id="a" * 32)
         assert isinstance(typed_error(caught.value), Internal)
