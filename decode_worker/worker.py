@@ -173,7 +173,9 @@ class DecodeWorker:
         torch.set_num_threads(self._settings.engine.threads)
         settings = self._settings.decode
         most = max_speculate(settings.speculate)
-        engine = self._around.load_engine(most)
+        engine = self._around.load_engine(
+            most, also_needed={"sequences that wait (decode.host_cache_mib)": settings.host_cache_mib * MIB}
+        )
         policy = SpeculationPolicy(most) if settings.adaptive_speculation and engine.has_mtp else None
         return DecodeRunner(
             engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy,

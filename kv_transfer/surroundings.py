@@ -4,7 +4,7 @@ of a process of its own; a simulation gives others, and the worker is none the w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import grpc.aio
@@ -57,8 +57,8 @@ class Surroundings(Protocol):
     ) -> Compute[CoreT]:
         """Where a core that `build` makes will run."""
 
-    def load_engine(self, max_speculate: int) -> Engine:
-        """Called where it will compute. Raises what `Engine.load` does."""
+    def load_engine(self, max_speculate: int, *, also_needed: Mapping[str, int] | None = None) -> Engine:
+        """Called where it will compute. Arguments and errors are those of `Engine.load`."""
 
     def source_transports(self) -> Sequence[SourceTransport]: ...
 
@@ -92,8 +92,11 @@ class ProcessSurroundings:
     ) -> Compute[CoreT]:
         return ComputeThread(name, build, on_crash)
 
-    def load_engine(self, max_speculate: int) -> Engine:
-        return Engine.load(resolve_model(self._settings.model), self._settings.engine, max_speculate=max_speculate)
+    def load_engine(self, max_speculate: int, *, also_needed: Mapping[str, int] | None = None) -> Engine:
+        return Engine.load(
+            resolve_model(self._settings.model), self._settings.engine, max_speculate=max_speculate,
+            also_needed=also_needed,
+        )
 
     def source_transports(self) -> Sequence[SourceTransport]:
         return source_transports(self._settings.transfer, secret=self._secret, host=self._host)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -78,16 +79,19 @@ class Engine:
         return self._mtp_caches[0]
 
     @classmethod
-    def load(cls, path: Path, settings: EngineSettings, *, max_speculate: int) -> Engine:
+    def load(
+        cls, path: Path, settings: EngineSettings, *, max_speculate: int, also_needed: Mapping[str, int] | None = None
+    ) -> Engine:
         """Loads the checkpoint in folder `path`.
 
         Args:
             max_speculate: the most draft tokens a sequence may ask for; 0 leaves the MTP layer out, weights and cache.
+            also_needed: bytes that the process will take later, by what they are for; memory must have room for them.
 
         Raises:
             NotFound, InvalidArgument, FailedPrecondition: the checkpoint is not there, broken or not supported, or
                 does not fit the settings.
-            ResourceExhausted: weights, cache and table of angles do not fit into this host's memory.
+            ResourceExhausted: weights, cache, table of angles and `also_needed` do not fit into this host's memory.
         """
         started_s = time.monotonic()
         config = ModelConfig.load(path)
@@ -104,6 +108,7 @@ class Engine:
             "weights": num_weight_bytes,
             "cache": num_blocks * layout.block_bytes,
             "table of angles": rope_table_bytes(config, max_context_length),
+            **(also_needed or {}),
         })
         ops = _load_ops(settings)
         engine = cls(

@@ -16,6 +16,7 @@ from pd_engine.engine import Engine
 from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, PdRelayError, ResourceExhausted
 from pd_engine.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
 from pd_engine.model.random_checkpoint import write_random_checkpoint
+from pd_engine.settings import EngineSettings
 from support.engine_cases import all_hidden, load_engine, new_sequence, random_ids, write_case
 
 EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -243,6 +244,8 @@ def test_settings_that_do_not_fit(checkpoints: dict[str, Path]) -> None:
         load_engine(path, max_context_length=1025)
     with pytest.raises(ResourceExhausted, match=r"cache 1073741824 MiB"):
         load_engine(path, cache_mib=1 << 30)
+    with pytest.raises(ResourceExhausted, match="what comes later 1073741824 MiB"):
+        Engine.load(path, EngineSettings(), max_speculate=0, also_needed={"what comes later": 1 << 50})
 
 
 def test_a_context_that_no_memory_holds(tmp_path: Path) -> None:
