@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 # its own for a group of commands.
 COMMANDS = (
     "demo", "serve", "submit", "status", "stop", "generate", "verify", "explain", "explain-model", "random-model",
-    "doctor", "bench", "kernels", "version",
+    "doctor", "capacity", "bench", "kernels", "version",
 )
 
 
