@@ -195,7 +195,8 @@ class DecodeCore:
         assert record is not None and record.spec.key == key and record.state is ChoiceState.PULLING, (key, record)
         record.move(ChoiceState.DECODING)
         num_mtp_tokens = self._blocks.handed_over(record, result.block_ids) if result.block_ids else 0
-        closing = result.closing
+        closing, first_token_id = result.closing, result.closing.first_token_id
+        assert first_token_id is not None, f"{key}: a prefix is no prompt"
         self._hub.set_handoff(key, handoff_message(result, record.spec.report_block_checksums))
         if closing.finish_reason is None:
             try:
@@ -206,8 +207,8 @@ class DecodeCore:
             except PdRelayError as error:
                 self._fail(record, error)
                 return
-        self._blocks.grew(record, [closing.first_token_id], num_mtp_tokens)
-        self._hub.push(key, [SampledToken(token_id=closing.first_token_id, logprobs=closing.logprobs)])
+        self._blocks.grew(record, [first_token_id], num_mtp_tokens)
+        self._hub.push(key, [SampledToken(token_id=first_token_id, logprobs=closing.logprobs)])
         if closing.finish_reason is not None:
             self._finish(record, closing.finish_reason.value, closing.stop_reason)
             return

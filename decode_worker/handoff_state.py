@@ -27,14 +27,15 @@ def handed_over(
         FailedPrecondition: the source's MTP state is missing or is not of this model's shape, or its first token is
             none of the vocabulary.
     """
-    num_computed = len(choice.token_ids)
-    if closing.first_token_id >= engine.config.vocab_size:
+    num_computed, first_token_id = len(choice.token_ids), closing.first_token_id
+    assert first_token_id is not None, f"{name}: a prefix is no prompt"
+    if first_token_id >= engine.config.vocab_size:
         raise FailedPrecondition(
-            f"the handed over token is {closing.first_token_id}; the vocabulary has {engine.config.vocab_size}"
+            f"the handed over token is {first_token_id}; the vocabulary has {engine.config.vocab_size}"
         )
     return Sequence(
         name=name,
-        token_ids=[*choice.token_ids, closing.first_token_id],
+        token_ids=[*choice.token_ids, first_token_id],
         num_prompt_tokens=choice.num_prompt_tokens,
         params=choice.params,
         ending_ids=choice.ending_ids,

@@ -11,6 +11,7 @@ from decode_worker.choice_state import ReserveSpec
 from decode_worker.core import DecodeCore
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.journey import JourneyKey, SourceInfo
+from kv_transfer.source import HandoffSource
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
@@ -91,10 +92,11 @@ class DecodeWorkerService(worker_pb2_grpc.WorkerServicer):
     """What every worker answers, for this role."""
 
     def __init__(
-        self, core: DecodeCore, hub: TokensHub, cache_log: CacheLog, epoch: str, info: Callable[[], pb.WorkerInfo],
-        loads: Callable[[], pb.LoadsReply],
+        self, core: DecodeCore, source: HandoffSource, hub: TokensHub, cache_log: CacheLog, epoch: str,
+        info: Callable[[], pb.WorkerInfo], loads: Callable[[], pb.LoadsReply],
     ) -> None:
         self._core = core
+        self._source = source
         self._cache_log = cache_log
         self._hub = hub
         self._epoch = epoch
@@ -142,4 +144,5 @@ class DecodeWorkerService(worker_pb2_grpc.WorkerServicer):
         check_count("journeys", len(request.journeys))
         for key in [JourneyKey.parse(ref.journey_id, ref.attempt) for ref in request.journeys]:
             self._core.release(key.journey_id, key.attempt)
+            self._source.release(key.journey_id, key.attempt)
         return pb.ReleaseReply(epoch=self._epoch)

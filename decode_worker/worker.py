@@ -1,4 +1,4 @@
-"""One decode worker: engine, compute thread, handoff destination, token streams and gRPC server, put together.
+"""One decode worker: engine, compute thread, both sides of handoffs, token streams and gRPC server, put together.
 Knows no Ray."""
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination
+from kv_transfer.holds import PrefixHolder
+from kv_transfer.source import HandoffSource
 from kv_transfer.surroundings import ProcessSurroundings, Surroundings
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
@@ -36,7 +38,7 @@ from pd_engine.settings import Settings
 from pd_engine.steps.speculation import SpeculationPolicy
 from pd_kernels.block_checksum.ranges import range_checksums
 
-SERVICES = ("pdrelay.internal.v1.Worker", "pdrelay.internal.v1.DecodeWorker")
+SERVICES = ("pdrelay.internal.v1.Worker", "pdrelay.internal.v1.DecodeWorker", "pdrelay.internal.v1.KvSource")
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class DecodeWorker:
         self._cache_log = CacheLog()
         self._engine: Engine | None = None
         self._destination: HandoffDestination | None = None
+        self._source: HandoffSource | None = None
+        self._holder: PrefixHolder | None = None
         self._core: DecodeCore | None = None
         self._transports: list[str] = []
         self._load_seconds = 0.0
@@ -83,10 +87,8 @@ class DecodeWorker:
         address = self._endpoint.bind()
         runner = await self._compute.start()
         engine = self._engine = runner.engine
-        blocks = ChoiceBlocks(
-            engine.pool, prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache),
-            with_mtp=engine.has_mtp,
-        )
+        cache = prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache)
+        blocks = ChoiceBlocks(engine.pool, cache, with_mtp=engine.has_mtp)
         core = self._core = DecodeCore(
             pool=engine.pool, blocks=blocks, room=self._room_keeper(engine, blocks, runner),
             block_size=engine.layout.block_size, projected_tokens=self._settings.decode.projected_tokens,
@@ -103,17 +105,27 @@ class DecodeWorker:
             on_failed=core.on_pull_failed, on_expired=core.on_lease_expired, new_id=self._around.new_id,
         )
         await self._destination.start()
-        self._add_services(core)
+        source = self._source = HandoffSource(
+            arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
+            address=address, settings=self._settings.transfer,
+            transports=self._around.source_transports(), checksums=range_checksums, clock=self._around.clock,
+            new_id=self._around.new_id, publisher=self._around.publisher,
+        )
+        await source.start()
+        self._holder = PrefixHolder(
+            source, engine.pool, cache, with_mtp=engine.has_mtp, settings=self._settings.transfer
+        )
+        self._add_services(core, source, self._holder)
         self._load_seconds = process_age_s()
         await self._endpoint.serve(self._tick, self._on_crash)
         log.info("decode worker %s answers on %s", self._worker_id, address)
         return WorkerAddress(address=address, epoch=self._endpoint.epoch)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
-        """Takes nothing new, and returns when every choice has ended and its router has been told; False if that
-        takes longer."""
-        assert self._core is not None, "not started"
-        self._core.draining = True
+        """Takes nothing new, and returns when every choice has ended, its router has been told and nobody reads
+        blocks here; False if that takes longer."""
+        assert self._core is not None and self._holder is not None, "not started"
+        self._core.draining = self._holder.draining = True
         await self._endpoint.set_healthy(False)
         try:
             await asyncio.wait_for(self._drained.wait(), timeout_s)
@@ -126,6 +138,10 @@ class DecodeWorker:
         if self._core is not None:
             self._core.draining = True
             self._core.fail_all(Unavailable("this decode worker has stopped"))
+        if self._holder is not None:
+            self._holder.draining = True
+        if self._source is not None:
+            await self._source.stop()
         if self._destination is not None:
             await self._destination.stop()
         await self._endpoint.stop()
@@ -147,8 +163,8 @@ class DecodeWorker:
         )
 
     def loads(self) -> pb.LoadsReply:
-        core, engine, destination = self._core, self._engine, self._destination
-        assert core is not None and engine is not None and destination is not None, "not started"
+        core, engine, destination, source = self._core, self._engine, self._destination, self._source
+        assert core is not None and engine is not None and destination is not None and source is not None, "not started"
         return pb.LoadsReply(
             epoch=self._endpoint.epoch,
             state="draining" if core.draining else "ready",
@@ -157,6 +173,7 @@ class DecodeWorker:
             num_blocks_free=engine.pool.num_free,
             num_blocks_total=engine.pool.num_blocks,
             num_leases=destination.num_leases,
+            num_pins=source.num_pins,
             rss_bytes=rss_bytes(),
             itl_ms=core.itl_ms,
             num_streams=self._hub.num_open,
@@ -190,24 +207,25 @@ class DecodeWorker:
             runner=runner, post=self._compute.post,
         )
 
-    def _add_services(self, core: DecodeCore) -> None:
+    def _add_services(self, core: DecodeCore, source: HandoffSource, holder: PrefixHolder) -> None:
         assert self._engine is not None
         server, epoch = self._endpoint.server, self._endpoint.epoch
         worker_pb2_grpc.add_WorkerServicer_to_server(
-            DecodeWorkerService(core, self._hub, self._cache_log, epoch, self.info, self.loads), server
+            DecodeWorkerService(core, source, self._hub, self._cache_log, epoch, self.info, self.loads), server
         )
         worker_pb2_grpc.add_DecodeWorkerServicer_to_server(
             DecodeService(core, limits_of(self._engine), epoch), server
         )
+        worker_pb2_grpc.add_KvSourceServicer_to_server(source.servicer(holder), server)
 
     def _on_step(self, report: StepReport) -> None:
         assert self._core is not None
         self._core.on_step(report)
 
     def _tick(self) -> None:
-        assert self._core is not None
+        assert self._core is not None and self._source is not None
         self._core.tick(self._around.clock())
-        if self._core.draining and self._core.is_idle and self._hub.num_open == 0:
+        if self._core.draining and self._core.is_idle and not self._source.num_pins and self._hub.num_open == 0:
             self._drained.set()
 
     def _on_crash(self, error: Exception) -> None:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Broke, Completed, Ended, LeaseRecord, LeaseState
 from kv_transfer.host import host_id
-from kv_transfer.journey import Clock, JourneyKey, SourceInfo
+from kv_transfer.journey import Clock, JourneyKey, PrefixSource, SourceInfo
 from kv_transfer.manifest import Closing, Hello
 from kv_transfer.peers import Peers
+from kv_transfer.prefix_calls import HeldPrefix, PrefixCalls, WantedPrefix
 from kv_transfer.pull import PullDesk
 from kv_transfer.transport import Checksums, PullTransport
 from pd_engine.cache.arena import Arena
@@ -117,6 +118,7 @@ class HandoffDestination:
             lease_ms=settings.lease_ms,
         )
         self._peers = Peers(transports, open_channel, hello.host_id, clock)
+        self._prefixes = PrefixCalls(self._peers)
         self._desk = PullDesk(
             self._book, self._peers, arena=arena, hello=hello, epoch=epoch, settings=settings, checksums=checksums,
             clock=clock, settle=self._settle,
@@ -142,7 +144,7 @@ class HandoffDestination:
 
     def reserve(
         self, key: JourneyKey, *, num_tokens: int, num_blocks: int, held_block_ids: Sequence[int] = (),
-        lease_ms: int | None = None,
+        lease_ms: int | None = None, is_prefix: bool = False,
     ) -> Lease:
         """Grants a lease on `num_blocks` blocks in all, of which the leading `held_block_ids` (full blocks that
         somebody owns, a cached prefix) are shared and the others allocated; the lease holds them all.
@@ -152,6 +154,7 @@ class HandoffDestination:
         Args:
             num_tokens: prompt tokens that will be handed over; `num_blocks` must cover them.
             lease_ms: None means the setting.
+            is_prefix: what will be pulled is what `hold` answered; the lease ends when it ends, it is never renewed.
 
         Raises:
             Gone: released up to this attempt, or a higher attempt was seen.
@@ -161,6 +164,7 @@ class HandoffDestination:
             lease = self._book.reserve(
                 key, lease_id=self._new_id(), lease_ms=lease_ms or self._settings.lease_ms,
                 num_tokens=num_tokens, num_blocks=num_blocks, held_block_ids=held_block_ids, now_s=self._clock(),
+                is_prefix=is_prefix,
             )
         finally:
             self._settle()
@@ -168,6 +172,18 @@ class HandoffDestination:
             lease_id=lease.lease_id, lease_ms=lease.lease_ms, num_held_blocks=lease.num_held_blocks,
             block_ids=lease.block_ids,
         )
+
+    async def hold(
+        self, key: JourneyKey, holder: PrefixSource, wanted: WantedPrefix, lease_ms: int
+    ) -> HeldPrefix | None:
+        """Asks another worker to pin what it has of a prefix: see `PrefixCalls.hold`. Afterwards `reserve` and `pull`
+        it, or `let_go`."""
+        return await self._prefixes.hold(key, holder, wanted, lease_ms)
+
+    def let_go(self, key: JourneyKey, address: str) -> None:
+        """What was to be held there, or is, is not wanted any more."""
+        timeout_s = self._settings.fetch_timeout_ms / 1000
+        self._start(self._prefixes.let_go(key, address, timeout_s), "kv-let-go")
 
     def pull(self, key: JourneyKey, lease_id: str, source: SourceInfo) -> None:
         """Starts pulling and returns; `on_complete` or `on_failed` follows exactly once, unless `release` or a
@@ -225,6 +241,8 @@ class HandoffDestination:
                 case Ended(lease):
                     self._desk.stop_manifest(lease)
                     self._desk.stop_fetches(lease)
+                    if lease.is_prefix and lease.source is not None:
+                        self.let_go(lease.key, lease.source.address)
                     if lease.state is LeaseState.EXPIRED:
                         self._on_expired(lease.key)
         while (fetch := self._book.next_fetch()) is not None:

@@ -77,9 +77,12 @@ class DestinationBook:
 
     def reserve(
         self, key: JourneyKey, *, lease_id: str, lease_ms: int, num_tokens: int, num_blocks: int,
-        held_block_ids: Sequence[int], now_s: float,
+        held_block_ids: Sequence[int], now_s: float, is_prefix: bool = False,
     ) -> LeaseRecord:
         """Grants a lease, answers the one with the same key, or takes the journey's lease over.
+
+        Args:
+            is_prefix: what is pulled is another worker's cached prefix: the lease is never renewed.
 
         Raises:
             Gone: released up to this attempt, or a higher attempt was seen.
@@ -106,7 +109,7 @@ class DestinationBook:
         lease = LeaseRecord(
             key=key, lease_id=lease_id, lease_ms=lease_ms, num_tokens=num_tokens,
             num_prompt_blocks=num_prompt_blocks, num_held_blocks=len(held), block_ids=(*held, *kept, *fresh),
-            deadline_s=now_s + lease_ms / 1000,
+            deadline_s=now_s + lease_ms / 1000, is_prefix=is_prefix,
         )
         self._live[key.journey_id] = lease
         return lease
@@ -124,15 +127,16 @@ class DestinationBook:
             return None
         lease.apply(LeaseEvent.PULL)
         lease.source = source
-        lease.peer_deadline_s = now_s + lease.lease_ms / 1000
-        lease.next_renewal_s = now_s + lease.lease_ms / 1000 / RENEWALS_A_LEASE
+        if not lease.is_prefix:
+            lease.peer_deadline_s = now_s + lease.lease_ms / 1000
+            lease.next_renewal_s = now_s + lease.lease_ms / 1000 / RENEWALS_A_LEASE
         self._turns.join(lease)
         return lease
 
     def renew(self, key: JourneyKey, now_s: float) -> bool:
         """The router vouches for the journey. False: there is no such lease."""
         lease = self.get(key)
-        if lease is not None:
+        if lease is not None and not lease.is_prefix:
             lease.deadline_s = max(lease.deadline_s, now_s + lease.lease_ms / 1000)
         return lease is not None
 
@@ -194,9 +198,12 @@ class DestinationBook:
             lease.may_have_pieces = True
 
     def closed(self, lease: LeaseRecord, closing: Closing, now_s: float) -> None:
-        """Raises: InvalidArgument: something was never announced, or the lengths are wrong."""
+        """Raises: InvalidArgument: something was never announced, the lengths are wrong, or it is of a prefix where a
+        prompt was asked for, or the other way round."""
         if lease.state is not LeaseState.PULLING:
             return
+        if (closing.first_token_id is None) is not lease.is_prefix or (lease.is_prefix and closing.finish_reason):
+            raise InvalidArgument("manifest: a prompt closes with a first token, a prefix without one")
         assert lease.pieces is not None, "closing before the opening"
         if closing.num_prompt_tokens > lease.num_tokens:
             raise InvalidArgument(

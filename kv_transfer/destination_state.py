@@ -76,6 +76,7 @@ class LeaseRecord:
         may_have_pieces: something may be fetchable.
         transport: its name, once connected.
         num_hidden_bytes: verified when the closing part came, while the prompt was still being computed.
+        is_prefix: of cached blocks of another worker; its deadline is its source's, and nothing renews either.
     """
 
     key: JourneyKey
@@ -96,6 +97,7 @@ class LeaseRecord:
     may_have_pieces: bool = False
     transport: str = ""
     num_hidden_bytes: int = 0
+    is_prefix: bool = False
 
     @property
     def is_live(self) -> bool:

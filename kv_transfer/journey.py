@@ -52,6 +52,21 @@ class JourneyKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixSource:
+    """A worker that is believed to have the beginning of a prompt cached.
+
+    Attributes:
+        address: of its gRPC service `KvSource`.
+        epoch: the life of its process that this is known of.
+        num_blocks: leading full blocks of the prompt.
+    """
+
+    address: str
+    epoch: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceInfo:
     """What a puller needs to reach one handoff's source.
 

@@ -98,15 +98,16 @@ class HiddenState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closing:
-    """The end of a manifest: the prompt is computed and its first token sampled.
+    """The end of a manifest: the prompt is computed and its first token sampled, or all of a prefix is announced.
 
     Attributes:
+        first_token_id: None of a prefix, for which nothing was sampled.
         finish_reason: set if the first token ends the request: then nobody needs the blocks.
         stop_reason: the stop string or stop token's id in decimal; empty otherwise.
         hidden: None without an MTP layer.
     """
 
-    first_token_id: int
+    first_token_id: int | None
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     logprobs: TokenLogprobs | None = None

@@ -138,7 +138,8 @@ def _closing_map(part: Closing) -> dict[str, Any]:
 def _read_closing(fields: Fields) -> Closing:
     num_prompt_tokens = fields.integer("num_prompt_tokens", 1, MAX_TOKENS)
     return Closing(
-        first_token_id=fields.integer("first_token_id", 0, MAX_TOKEN_ID), num_prompt_tokens=num_prompt_tokens,
+        first_token_id=fields.optional_integer("first_token_id", 0, MAX_TOKEN_ID),
+        num_prompt_tokens=num_prompt_tokens,
         num_cached_tokens=fields.integer("num_cached_tokens", 0, num_prompt_tokens),
         logprobs=_read_logprobs(fields.optional_fields("logprobs")),
         finish_reason=_finish_reason(fields.text("finish_reason", 16)),

@@ -14,10 +14,10 @@ from kv_transfer.journey import Clock, SourceInfo
 from kv_transfer.manifest import Opening
 from kv_transfer.transport import Connection, PullTransport
 from pd_engine.errors import FailedPrecondition
-from pd_engine.service.client import kv_source_stub
+from pd_engine.service.client import kv_source_stub, worker_stub
 
 if TYPE_CHECKING:
-    from pd_engine.contracts.worker_pb2_grpc import KvSourceAsyncStub
+    from pd_engine.contracts.worker_pb2_grpc import KvSourceAsyncStub, WorkerAsyncStub
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ IDLE_S = 60.0
 class _Channel:
     channel: grpc.aio.Channel
     stub: KvSourceAsyncStub
+    worker: WorkerAsyncStub
     used_s: float
 
 
@@ -61,12 +62,11 @@ class Peers:
 
     def stub(self, address: str) -> KvSourceAsyncStub:
         """Calls to the source at `address`."""
-        entry = self._channels.get(address)
-        if entry is None:
-            channel = self._open_channel(address)
-            entry = self._channels[address] = _Channel(channel, kv_source_stub(channel), 0.0)
-        entry.used_s = self._clock()
-        return entry.stub
+        return self._channel(address).stub
+
+    def worker_stub(self, address: str) -> WorkerAsyncStub:
+        """Calls to the worker at `address` that are not about a transfer."""
+        return self._channel(address).worker
 
     async def acquire(self, source: SourceInfo, opening: Opening, timeout_s: float) -> Link:
         """A connection over the best transport that both sides have; `release` it afterwards.
@@ -115,6 +115,14 @@ class Peers:
         while self._channels:
             _, entry = self._channels.popitem()
             await entry.channel.close()
+
+    def _channel(self, address: str) -> _Channel:
+        entry = self._channels.get(address)
+        if entry is None:
+            channel = self._open_channel(address)
+            entry = self._channels[address] = _Channel(channel, kv_source_stub(channel), worker_stub(channel), 0.0)
+        entry.used_s = self._clock()
+        return entry
 
     async def _drop(self, key: tuple[str, str]) -> None:
         link = self._links.pop(key)

@@ -1,6 +1,6 @@
 """The source's side of handoffs: pins blocks, publishes what is computed, ends on commit, release or expiry.
 
-A shell: `source_state.SourceBook` decides, `publisher.Publisher` checksums in its own thread, `source_service` talks
+A shell: `source_book.SourceBook` decides, `publisher.Publisher` checksums in its own thread, `source_service` talks
 gRPC, the transports serve the bytes.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from kv_transfer.geometry import final_slots
@@ -15,8 +16,9 @@ from kv_transfer.host import host_id
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Opening, Records
 from kv_transfer.publisher import Progress, Publisher
-from kv_transfer.source_service import KvSourceService, PieceStreams
-from kv_transfer.source_state import MARGIN_S, SourceBook, SourceEnd, SourceHandoff
+from kv_transfer.source_book import SourceBook
+from kv_transfer.source_service import Holder, KvSourceService, PieceStreams
+from kv_transfer.source_state import MARGIN_S, SourceEnd, SourceHandoff
 from kv_transfer.transport import Checksums, SourceTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.layout import CacheLayout
@@ -98,18 +100,29 @@ class HandoffSource:
         for transport in self._transports:
             await transport.stop()
 
-    def servicer(self) -> worker_pb2_grpc.KvSourceServicer:
-        """To be added to the worker's gRPC server. The server checks the cluster secret and types the errors."""
-        return KvSourceService(self, self._book, self._streams, self._clock)
+    def servicer(self, holder: Holder | None = None) -> worker_pb2_grpc.KvSourceServicer:
+        """To be added to the worker's gRPC server. The server checks the cluster secret and types the errors.
+
+        Args:
+            holder: of prefixes for other workers; None: there are none.
+        """
+        return KvSourceService(self, self._book, self._streams, self._clock, self._epoch, holder)
+
+    def has_journey(self, journey_id: str) -> bool:
+        """Whether a handoff of it is under way."""
+        return self._book.has_journey(journey_id)
 
     def begin(
         self, key: JourneyKey, *, block_ids: Sequence[int], num_tokens: int, num_held_blocks: int, lease_ms: int,
-        on_end: OnEnd,
+        on_end: OnEnd, is_renewable: bool = True,
     ) -> SourceInfo:
         """Starts a handoff. The caller holds `block_ids` (which cover `num_tokens` slots, the held ones included)
         until `on_end(key, reason)`, which is called exactly once, in the event loop's thread.
 
         The same key again answers the same info and keeps the first `on_end`; a higher attempt ends the lower one.
+
+        Args:
+            is_renewable: False: the pins end with this lease, whatever anybody says.
 
         Raises:
             Gone: the journey was released up to this attempt, or a higher attempt was seen.
@@ -120,10 +133,12 @@ class HandoffSource:
         ids = tuple(block_ids[: layout.num_blocks_for(num_tokens)])
         assert len(set(ids)) == layout.num_blocks_for(num_tokens), f"{key}: {len(ids)} blocks for {num_tokens} tokens"
         now_s = self._clock()
+        deadline_s = now_s + lease_ms / 1000 + MARGIN_S
         new = SourceHandoff(
             key=key, token=self._new_id(), block_ids=ids,
             generations=tuple(int(self._arena.generations[block]) for block in ids), num_tokens=num_tokens,
-            num_held_blocks=num_held_blocks, deadline_s=now_s + lease_ms / 1000 + MARGIN_S,
+            num_held_blocks=num_held_blocks, deadline_s=deadline_s,
+            last_deadline_s=math.inf if is_renewable else deadline_s,
         )
         handoff = self._book.begin(new, now_s)
         if handoff is new:

@@ -14,10 +14,11 @@ from kv_transfer.compatibility import check_compatible
 from kv_transfer.journey import Clock, JourneyKey, is_hex_id
 from kv_transfer.manifest import Opening, Part, Pieces
 from kv_transfer.manifest_wire import MAX_LEASE_MS, MAX_PIECES_IN_PART, pack_part, unpack_hello
-from kv_transfer.source_state import SourceBook, SourceHandoff
+from kv_transfer.source_book import SourceBook
+from kv_transfer.source_state import SourceHandoff
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
-from pd_engine.errors import Gone, InvalidArgument, NotFound
+from pd_engine.errors import Gone, InvalidArgument
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,14 +55,24 @@ class Source(Protocol):
     def settle(self) -> None: ...
 
 
+class Holder(Protocol):
+    """What the service needs of a `holds.PrefixHolder`."""
+
+    def answer(self, request: pb.HoldRequest, epoch: str) -> pb.HoldReply: ...
+
+
 class KvSourceService(worker_pb2_grpc.KvSourceServicer):
     """Errors are raised typed; the server turns them into statuses."""
 
-    def __init__(self, source: Source, book: SourceBook, streams: PieceStreams, clock: Clock) -> None:
+    def __init__(
+        self, source: Source, book: SourceBook, streams: PieceStreams, clock: Clock, epoch: str, holder: Holder | None
+    ) -> None:
         self._source = source
         self._book = book
         self._streams = streams
         self._clock = clock
+        self._epoch = epoch
+        self._holder = holder
 
     async def Manifest(self, request: pb.ManifestRequest, context: Context) -> AsyncIterator[pb.ManifestPart]:
         """The manifest from its opening on, until it closes or fails. Raises Gone once the pins have ended."""
@@ -104,8 +115,10 @@ class KvSourceService(worker_pb2_grpc.KvSourceServicer):
         return pb.CommitReply()
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldReply:
-        """Prefixes for other workers are not served yet: never any leading block."""
-        raise NotFound("no prefix is held here for other workers")
+        """Pins what is cached here of a prefix, to be fetched like a prompt."""
+        if self._holder is None:
+            return pb.HoldReply(epoch=self._epoch)
+        return self._holder.answer(request, self._epoch)
 
     async def _parts(self, handoff: SourceHandoff) -> AsyncGenerator[Part, None]:
         num_sent = 0  # entries of handoff.records

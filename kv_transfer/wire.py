@@ -57,6 +57,12 @@ class Fields:
             raise InvalidArgument(f"{self.where}: {name} must be a whole number in [{low}, {high}], got {_show(value)}")
         return value
 
+    def optional_integer(self, name: str, low: int, high: int) -> int | None:
+        """A whole number in low..high, or None where the field is nil."""
+        if self._values.get(name, 0) is None:
+            return self._take(name)  # type: ignore[no-any-return]
+        return self.integer(name, low, high)
+
     def number(self, name: str) -> float:
         """A float; infinities are allowed, NaN is not."""
         value = self._take(name)

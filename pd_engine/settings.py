@@ -108,6 +108,12 @@ class TransferSettings(Section):
     max_refetches: int = Field(2, ge=0, description="of a piece whose checksum or generation was wrong")
     checksums: bool = Field(True, description="off for benchmarks only")
     max_bytes_in_flight: int = Field(64 * 1024 * 1024, ge=1, description="of all fetches of one worker at most")
+    prefix_fetch_ms: int = Field(
+        1_000, ge=0, le=3_600_000,
+        description="a prompt waits so long at most for cached blocks of another worker, then it is computed; 0: never",
+    )
+    max_holds: int = Field(16, ge=0, description="prefixes that one worker pins for others at once")
+    max_hold_mib: int = Field(64, ge=0, description="of their blocks at most, MiB a worker")
 
 
 class ClusterSettings(Section):

@@ -7,6 +7,7 @@ import logging
 
 import torch
 
+from kv_transfer.holds import PrefixHolder
 from kv_transfer.source import HandoffSource
 from kv_transfer.surroundings import ProcessSurroundings, Surroundings
 from pd_engine.cache.events import CacheLog
@@ -65,6 +66,7 @@ class PrefillWorker:
         self._cache_log = CacheLog()
         self._engine: Engine | None = None
         self._source: HandoffSource | None = None
+        self._holder: PrefixHolder | None = None
         self._core: PrefillCore | None = None
         self._transports: list[str] = []
         self._load_seconds = 0.0
@@ -88,6 +90,9 @@ class PrefillWorker:
         )
         await self._source.start()
         cache = prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache)
+        self._holder = PrefixHolder(
+            self._source, engine.pool, cache, with_mtp=engine.has_mtp, settings=self._settings.transfer
+        )
         self._core = PrefillCore(
             pool=engine.pool,
             blocks=PromptBlocks(
@@ -97,7 +102,7 @@ class PrefillWorker:
             max_queued_tokens=self._settings.prefill.max_queued_tokens, source=self._source, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=self._around.clock,
         )
-        self._add_services(self._core, self._source)
+        self._add_services(self._core, self._source, self._holder)
         self._load_seconds = process_age_s()
         await self._endpoint.serve(self._tick, self._on_crash)
         log.info("prefill worker %s answers on %s", self._worker_id, address)
@@ -105,8 +110,8 @@ class PrefillWorker:
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Takes nothing new, and returns when every prompt and every pin has ended; False if that takes longer."""
-        assert self._core is not None, "not started"
-        self._core.draining = True
+        assert self._core is not None and self._holder is not None, "not started"
+        self._core.draining = self._holder.draining = True
         await self._endpoint.set_healthy(False)
         try:
             await asyncio.wait_for(self._drained.wait(), timeout_s)
@@ -119,6 +124,8 @@ class PrefillWorker:
         if self._core is not None:
             self._core.draining = True
             self._core.fail_all(Unavailable("this prefill worker has stopped"))
+        if self._holder is not None:
+            self._holder.draining = True
         if self._source is not None:
             await self._source.stop()
         await self._endpoint.stop()
@@ -166,23 +173,24 @@ class PrefillWorker:
             self._around.steps,
         )
 
-    def _add_services(self, core: PrefillCore, source: HandoffSource) -> None:
+    def _add_services(self, core: PrefillCore, source: HandoffSource, holder: PrefixHolder) -> None:
         assert self._engine is not None
         server = self._endpoint.server
         worker_pb2_grpc.add_WorkerServicer_to_server(
             PrefillWorkerService(core, self._cache_log, self._endpoint.epoch, self.info, self.loads), server
         )
         worker_pb2_grpc.add_PrefillWorkerServicer_to_server(PrefillService(core, limits_of(self._engine)), server)
-        worker_pb2_grpc.add_KvSourceServicer_to_server(source.servicer(), server)
+        worker_pb2_grpc.add_KvSourceServicer_to_server(source.servicer(holder), server)
 
     def _on_step(self, report: StepReport) -> None:
         assert self._core is not None
         self._core.on_step(report)
 
     def _tick(self) -> None:
-        assert self._core is not None
+        assert self._core is not None and self._source is not None
         self._core.tick(self._around.clock())
-        if self._core.draining and self._core.is_idle and self._core.num_callers == 0:
+        is_idle = self._core.is_idle and not self._source.num_pins and self._core.num_callers == 0
+        if self._core.draining and is_idle:
             self._drained.set()
 
     def _on_crash(self, error: Exception) -> None:

@@ -264,7 +264,7 @@ class ReserveReply(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., lease_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., num_held_blocks: _Optional[int] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("journey", "router_id", "token_ids", "num_prompt_tokens", "sampling", "lease_id", "lease_ms", "num_held_blocks", "deadline_ms", "bypass_prefix_cache", "no_handoff", "cache_salt", "priority")
+    __slots__ = ("journey", "router_id", "token_ids", "num_prompt_tokens", "sampling", "lease_id", "lease_ms", "num_held_blocks", "deadline_ms", "bypass_prefix_cache", "no_handoff", "cache_salt", "priority", "prefix_holder")
     JOURNEY_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,7 @@ class PrefillRequest(_message.Message):
     NO_HANDOFF_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HOLDER_FIELD_NUMBER: _ClassVar[int]
     journey: JourneyRef
     router_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -291,7 +292,18 @@ class PrefillRequest(_message.Message):
     no_handoff: bool
     cache_salt: str
     priority: int
-    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., router_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lease_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., bypass_prefix_cache: _Optional[bool] = ..., no_handoff: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    prefix_holder: PrefixHolder
+    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., router_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lease_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., bypass_prefix_cache: _Optional[bool] = ..., no_handoff: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., prefix_holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
+
+class PrefixHolder(_message.Message):
+    __slots__ = ("address", "epoch", "num_blocks")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    epoch: str
+    num_blocks: int
+    def __init__(self, address: _Optional[str] = ..., epoch: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class PrefillReply(_message.Message):
     __slots__ = ("source", "first_token")
@@ -452,14 +464,20 @@ class CommitReply(_message.Message):
     def __init__(self) -> None: ...
 
 class HoldRequest(_message.Message):
-    __slots__ = ("block_hashes", "lease_ms", "cache_salt")
+    __slots__ = ("block_hashes", "lease_ms", "cache_salt", "journey", "token_ids", "num_held_blocks")
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    JOURNEY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     lease_ms: int
     cache_salt: str
-    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    journey: JourneyRef
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_held_blocks: int
+    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_held_blocks: _Optional[int] = ...) -> None: ...
 
 class HoldReply(_message.Message):
     __slots__ = ("token", "epoch", "num_blocks")

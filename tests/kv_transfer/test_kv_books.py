@@ -9,7 +9,8 @@ from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Broke, Ended, LeaseEvent, LeaseRecord, LeaseState
 from kv_transfer.journey import JourneyKey
 from kv_transfer.manifest import Closing
-from kv_transfer.source_state import SourceBook, SourceEvent, SourceHandoff, SourceState
+from kv_transfer.source_book import SourceBook
+from kv_transfer.source_state import SourceEvent, SourceHandoff, SourceState
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import AlreadyExists, Gone, InvalidArgument, ResourceExhausted
 from support import handoff_network as network

@@ -13,7 +13,8 @@ from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Fetch, LeaseRecord
 from kv_transfer.journey import JourneyKey
 from kv_transfer.publisher import Progress
-from kv_transfer.source_state import SourceBook, SourceHandoff
+from kv_transfer.source_book import SourceBook
+from kv_transfer.source_state import SourceHandoff
 from kv_transfer.transport import Checksums, Fetched, Spans
 from kv_transfer.verification import verify
 from pd_engine.cache.arena import Arena

@@ -13,7 +13,8 @@ from kv_transfer.destination_state import Completed, Fetch, LeaseEvent, LeaseRec
 from kv_transfer.journey import JourneyKey
 from kv_transfer.manifest import Closing
 from kv_transfer.quarantine import Quarantine
-from kv_transfer.source_state import SourceBook, SourceEvent, SourceHandoff
+from kv_transfer.source_book import SourceBook
+from kv_transfer.source_state import SourceEvent, SourceHandoff
 from kv_transfer.transport import Checksums, Fetched
 from kv_transfer.verification import verify
 from pd_engine.cache.arena import Arena
