@@ -232,6 +232,8 @@ class DecodeWorker:
         """The compute thread or the books are broken: every router is told, and the process should end."""
         self._crashed.set()
         self._unhealthy = asyncio.ensure_future(self._endpoint.set_healthy(False))
+        if self._holder is not None:
+            self._holder.draining = True
         if self._core is not None:
             self._core.draining = True
             self._core.fail_all(Unavailable(f"this decode worker has crashed ({type(error).__name__})"))

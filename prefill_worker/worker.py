@@ -197,6 +197,8 @@ class PrefillWorker:
         """The compute thread or the books are broken: every caller is answered, and the process should end."""
         self._crashed.set()
         self._unhealthy = asyncio.ensure_future(self._endpoint.set_healthy(False))
+        if self._holder is not None:
+            self._holder.draining = True
         if self._core is not None:
             self._core.draining = True
             self._core.fail_all(Unavailable(f"this prefill worker has crashed ({type(error).__name__})"))

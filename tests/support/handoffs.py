@@ -12,16 +12,21 @@ import grpc.aio
 import numpy as np
 
 from kv_transfer.destination import HandoffDestination, PullResult
-from kv_transfer.journey import JourneyKey, SourceInfo
+from kv_transfer.holds import PrefixHolder
+from kv_transfer.journey import JourneyKey, PrefixSource, SourceInfo
 from kv_transfer.manifest import Closing, HiddenState
+from kv_transfer.prefix_calls import HeldPrefix, WantedPrefix
 from kv_transfer.source import HandoffSource, SourceEnd
 from kv_transfer.transport import PullTransport, SourceTransport
 from kv_transfer.transports import pull_transports, source_transports
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
+from pd_engine.cache.prefix import PrefixCache
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import PdRelayError
+from pd_engine.hashing import block_hashes
 from pd_engine.service.client import connect
 from pd_engine.service.server import bind, build_server
 from pd_engine.settings import TransferSettings
@@ -80,11 +85,14 @@ class SourceSide:
             arena=self.arena, fingerprint=fingerprint, worker_id=worker_id, epoch=self.epoch, address="",
             settings=settings, transports=transports, checksums=range_checksums, clock=time.monotonic,
         )
+        self.cache = PrefixCache(self.pool, fingerprint=fingerprint, block_size=layout.block_size)
+        self.holder = PrefixHolder(self.source, self.pool, self.cache, with_mtp=True, settings=settings)
         self.server = build_server(secret=SECRET)
         self._port = port
 
     async def start(self) -> None:
-        worker_pb2_grpc.add_KvSourceServicer_to_server(self.source.servicer(), self.server)
+        worker_pb2_grpc.add_KvSourceServicer_to_server(self.source.servicer(self.holder), self.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_Releases(self.source), self.server)
         self.source.address = f"127.0.0.1:{bind(self.server, '127.0.0.1', self._port)}"
         await self.source.start()
         await self.server.start()
@@ -113,9 +121,36 @@ class SourceSide:
         """Component by component, the bytes of the slots of the prompt."""
         return slots_of(self.arena, self.blocks[key], num_tokens)
 
+    def keep(self, token_ids: Sequence[int], *, num_final_mtp: int | None = None, salt: str = "") -> list[int]:
+        """As after a request with these tokens: its full blocks are cached. Their ids.
+
+        Args:
+            num_final_mtp: leading positions with MTP slots; None: all.
+        """
+        num_tokens, name = len(token_ids), f"request-{secrets.token_hex(4)}"
+        chain = self.cache.chain(token_ids, num_prompt_tokens=num_tokens, salt=salt)
+        blocks = self.pool.allocate(self.layout.num_blocks_for(num_tokens), name)
+        self.cache.begin(chain, blocks)
+        with_mtp = num_tokens if num_final_mtp is None else num_final_mtp
+        self.cache.store(chain, blocks, num_final=num_tokens, num_final_mtp=with_mtp)
+        self.pool.release(blocks, name)
+        return blocks[: chain.num_blocks]
+
     def _on_end(self, key: JourneyKey, reason: SourceEnd) -> None:
         self.ended.append((key, reason))
         self.pool.release(self.blocks[key], key.owner)
+
+
+class _Releases(worker_pb2_grpc.WorkerServicer):
+    """What a fetcher of prefixes calls beside the source's service."""
+
+    def __init__(self, source: HandoffSource) -> None:
+        self._source = source
+
+    async def Release(self, request: pb.ReleaseRequest, context: object) -> pb.ReleaseReply:
+        for ref in request.journeys:
+            self._source.release(ref.journey_id, ref.attempt)
+        return pb.ReleaseReply()
 
 
 class DestinationSide:
@@ -164,6 +199,29 @@ class DestinationSide:
             key, num_tokens=num_tokens, num_blocks=self.layout.num_blocks_for(num_tokens)
         )
         self.destination.pull(key, lease.lease_id, info)
+
+    async def hold(
+        self, key: JourneyKey, address: str, epoch: str, token_ids: Sequence[int], *, num_held_blocks: int = 0,
+        lease_ms: int = 10_000, salt: str = "",
+    ) -> HeldPrefix | None:
+        """Asks a worker to pin what it has of the full blocks of these tokens."""
+        hashes = block_hashes(token_ids, fingerprint=FINGERPRINT, salt=salt, block_size=self.layout.block_size)
+        wanted = WantedPrefix(
+            block_hashes=hashes, token_ids=token_ids[: len(hashes) * self.layout.block_size], cache_salt=salt,
+            num_held_blocks=num_held_blocks,
+        )
+        holder = PrefixSource(address=address, epoch=epoch, num_blocks=len(hashes))
+        return await self.destination.hold(key, holder, wanted, lease_ms)
+
+    def pull_prefix(
+        self, key: JourneyKey, held: HeldPrefix, *, held_block_ids: Sequence[int] = (), lease_ms: int = 10_000
+    ) -> None:
+        num_tokens = held.num_blocks * self.layout.block_size
+        lease = self.destination.reserve(
+            key, num_tokens=num_tokens, num_blocks=held.num_blocks, held_block_ids=held_block_ids, lease_ms=lease_ms,
+            is_prefix=True,
+        )
+        self.destination.pull(key, lease.lease_id, held.source)
 
     async def end_of(self, key: JourneyKey) -> None:
         """Waits for `on_complete` or `on_failed`."""
