@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pd_engine.errors import InvalidArgument, shown
 
 DEFAULT_PRIORITY = 0
@@ -20,7 +22,23 @@ def check_priority(priority: int) -> int:
     return priority
 
 
-def rank(priority: int, arrived_s: float) -> float:
-    """The least of these goes first: of one priority who came first. Whoever waits is passed by those of a level above
-    for `SECONDS_A_LEVEL` at most, of two levels for twice as long, and so on: nobody starves."""
-    return arrived_s + SECONDS_A_LEVEL * priority
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """When it is a request's turn.
+
+    Attributes:
+        arrived_s, deadline_s: on the worker's clock; no deadline: None.
+    """
+
+    priority: int = DEFAULT_PRIORITY
+    arrived_s: float = 0.0
+    deadline_s: float | None = None
+
+    @property
+    def rank(self) -> float:
+        """The least of these goes first: of one priority who came first. Whoever waits is passed by those of the level
+        above for `SECONDS_A_LEVEL` at most, of two levels above for twice as long, and so on: nobody starves."""
+        return self.arrived_s + SECONDS_A_LEVEL * self.priority
+
+    def is_overdue(self, now_s: float) -> bool:
+        return self.deadline_s is not None and now_s >= self.deadline_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.prefix import PrefixCache
 from pd_engine.errors import ResourceExhausted
+from pd_engine.priority import Turn
 from pd_engine.sequence import Sequence
 from pd_engine.steps.state import take_cached
 from prefill_worker.job import Job, PrefillSpec
@@ -24,7 +25,7 @@ class PromptBlocks:
         self._block_size = block_size
         self._with_mtp = with_mtp
 
-    def new_job(self, spec: PrefillSpec, deadline_s: float | None) -> Job:
+    def new_job(self, spec: PrefillSpec, turn: Turn) -> Job:
         """A job without blocks."""
         chain = None
         if self._cache is not None:
@@ -32,7 +33,7 @@ class PromptBlocks:
                 spec.choice.token_ids, num_prompt_tokens=spec.choice.num_prompt_tokens, salt=spec.cache_salt
             )
         num_blocks = -(-spec.num_tokens // self._block_size)
-        return Job(spec=spec, num_blocks=num_blocks, deadline_s=deadline_s, chain=chain)
+        return Job(spec=spec, num_blocks=num_blocks, turn=turn, chain=chain)
 
     def num_missing(self, job: Job) -> int:
         """Blocks that must be free for it: shared ones that somebody holds anyway take no room."""

@@ -23,6 +23,7 @@ from pd_engine.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pd_engine.priority import Turn
 from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import LONGEST_MESSAGE_LIFE_S, Tombstones
 from prefill_worker.blocks import PromptBlocks
@@ -125,7 +126,7 @@ class PrefillCore:
         """Ends what is past its deadline, forgets what is old, and checks the books when idle."""
         self._tombstones.tick(now_s)
         for journey_id, job in list(self._jobs.items()):
-            if job.is_open and job.deadline_s is not None and now_s >= job.deadline_s:
+            if job.is_open and job.turn.is_overdue(now_s):
                 self._end(job, DeadlineExceeded("the request's deadline passed before its first token"))
             settled = not job.is_open and job.name not in self._by_name
             is_old = now_s >= job.settled_at_s + LONGEST_MESSAGE_LIFE_S or len(self._jobs) > MAX_REMEMBERED
@@ -164,8 +165,9 @@ class PrefillCore:
     def _new_job(self, spec: PrefillSpec) -> Job:
         if self.draining:
             raise Unavailable("this prefill worker is draining")
-        deadline_s = self._clock() + spec.deadline_ms / 1000 if spec.deadline_ms else None
-        job = self._blocks.new_job(spec, deadline_s)
+        now_s = self._clock()
+        deadline_s = now_s + spec.deadline_ms / 1000 if spec.deadline_ms else None
+        job = self._blocks.new_job(spec, Turn(priority=spec.priority, arrived_s=now_s, deadline_s=deadline_s))
         if job.num_blocks > self._pool.num_blocks:
             raise InvalidArgument(
                 f"{spec.num_tokens} tokens need {job.num_blocks} blocks; this worker has {self._pool.num_blocks}"
@@ -182,6 +184,7 @@ class PrefillCore:
         queue = [job for job in self._by_name.values() if job.state is JobState.QUEUED]
         if not queue:
             return
+        queue.sort(key=lambda job: job.turn.rank)  # stable: ties by arrival
         waiting = [Waiting(job.name, self._blocks.num_missing(job), job.num_overtaken) for job in queue]
         admitted = set(admit(waiting, self._pool.num_free))
         for index, job in enumerate(queue):
@@ -189,6 +192,8 @@ class PrefillCore:
                 job.num_overtaken += sum(later.name in admitted for later in queue[index + 1 :])
         for job in queue:  # one that fails to begin may let others in: look again before each
             is_next = job.name in admitted and job.state is JobState.QUEUED
+            if job.turn.is_overdue(self._clock()):
+                continue  # `tick` ends it
             if is_next and self._pool.can_allocate(self._blocks.num_missing(job)):
                 self._begin(job)
 
@@ -214,12 +219,13 @@ class PrefillCore:
         sequence = self._blocks.start(job)
         job.move(JobState.RUNNING)
         job.in_compute = True
-        self._post(lambda: self._runner.add(sequence, publisher))
+        self._post(lambda: self._runner.add(sequence, publisher, job.turn))
         job.notify()
 
     def on_step(self, report: StepReport) -> None:
         """A step is done; in the event loop."""
-        self.tokens_per_s.add(report.num_tokens, report.seconds)
+        if report.num_tokens:
+            self.tokens_per_s.add(report.num_tokens, report.seconds)
         for name, num_computed in report.progress:
             if (job := self._by_name.get(name)) is not None:
                 self._blocks.computed(job, num_computed)

@@ -9,7 +9,7 @@ from enum import Enum
 from kv_transfer.journey import JourneyKey, SourceInfo
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import PdRelayError
-from pd_engine.priority import DEFAULT_PRIORITY
+from pd_engine.priority import DEFAULT_PRIORITY, Turn
 from pd_engine.sequence import SampledToken
 from pd_engine.service.requests import Choice
 
@@ -76,7 +76,7 @@ class FirstTokenAnswer:
 @dataclass(kw_only=True, slots=True, eq=False)
 class Job:
     """Attributes:
-    deadline_s: on the worker's clock; None: none.
+    turn: when it is its turn, and its deadline.
     chain: its tokens as the prefix cache knows them; None without a cache.
     num_cached_blocks: leading blocks that were in the cache when it got its blocks.
     num_computed: tokens that the compute thread has done, or found done.
@@ -88,7 +88,7 @@ class Job:
 
     spec: PrefillSpec
     num_blocks: int
-    deadline_s: float | None
+    turn: Turn
     chain: Chain | None = None
     state: JobState = JobState.QUEUED
     num_overtaken: int = 0

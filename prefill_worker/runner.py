@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pd_engine.chunk_plan import Remaining, plan_chunks
 from pd_engine.engine import Engine
-from pd_engine.errors import Internal
+from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
+from pd_engine.priority import Turn
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Prompt
 from pd_engine.service.wire import finish_names
 from pd_engine.steps.forward import THE_MODEL, Steps
 from pd_engine.steps.prefill import Chunk
-from prefill_worker.scheduler import Remaining, plan_chunks
 
 log = logging.getLogger(__name__)
+
+ANY_TURN = Turn()
 
 
 class Publisher(Protocol):
@@ -46,13 +50,14 @@ class StepReport:
     Attributes:
         progress: (name, tokens computed so far) of every prompt in it.
         first_tokens: of the prompts that are complete; the runner has forgotten them.
-        failed: by name, of prompts that the step broke on; the runner has forgotten them too.
+        failed: by name, of prompts that the step broke on, and of those whose deadline had passed before it; the
+            runner has forgotten them too.
         num_tokens, seconds: its size and its duration.
     """
 
     progress: Sequence[tuple[str, int]]
     first_tokens: Sequence[FirstToken]
-    failed: Mapping[str, Internal]
+    failed: Mapping[str, PdRelayError]
     num_tokens: int
     seconds: float
 
@@ -64,54 +69,54 @@ class PrefillRunner:
         chunk_tokens: prompt tokens a step at most.
         report: takes every step's report; called in the compute thread.
         steps: the ways into the model.
+        clock: the worker's.
     """
 
     def __init__(
-        self, engine: Engine, chunk_tokens: int, report: Callable[[StepReport], None], steps: Steps = THE_MODEL
+        self, engine: Engine, chunk_tokens: int, report: Callable[[StepReport], None], steps: Steps = THE_MODEL,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self._steps = steps
         self._chunk_tokens = chunk_tokens
         self._report = report
+        self._clock = clock
         self._prompts: dict[str, Prompt] = {}  # by arrival
+        self._turns: dict[str, Turn] = {}
         self._publishers: dict[str, Publisher] = {}
 
-    def add(self, prompt: Prompt, publisher: Publisher | None) -> None:
+    def add(self, prompt: Prompt, publisher: Publisher | None, turn: Turn = ANY_TURN) -> None:
         """Takes a prompt whose blocks cover all its tokens; `publisher` None: nobody pulls it."""
         assert prompt.name not in self._prompts, prompt.name
         assert prompt.num_computed < prompt.num_tokens, prompt
         self._prompts[prompt.name] = prompt
+        self._turns[prompt.name] = turn
         if publisher is not None:
             self._publishers[prompt.name] = publisher
 
     def drop(self, name: str) -> None:
         """Forgets a prompt, if it is still here: no later step writes to its blocks."""
         self._prompts.pop(name, None)
+        self._turns.pop(name, None)
         self._publishers.pop(name, None)
 
     def step(self) -> bool:
-        queue = [Remaining(name, prompt.num_tokens - prompt.num_computed) for name, prompt in self._prompts.items()]
-        chunks = [
-            Chunk(sequence=self._prompts[plan.name], num_tokens=plan.num_tokens)
-            for plan in plan_chunks(queue, self._chunk_tokens)
-        ]
-        if not chunks:
+        failed = self._take_overdue()
+        chunks = self._plan()
+        if not chunks and not failed:
             return False
         started_s = self._steps.clock()
         firsts: list[tuple[Prompt, SampledToken]] = []
-        failed: dict[str, Internal] = {}
         try:
-            for prompt, outcome in self._compute(chunks):
+            for prompt, outcome in self._compute(chunks) if chunks else []:
                 if isinstance(outcome, Internal):
                     failed[prompt.name] = outcome
                 else:
                     firsts.append((prompt, outcome))
         except Exception:
             log.exception("a prefill step failed: %s", [(chunk.sequence.name, chunk.num_tokens) for chunk in chunks])
-            failed = dict.fromkeys(
-                (chunk.sequence.name for chunk in chunks),
-                Internal("computing the prompt failed; the worker's log has the details"),
-            )
+            error = Internal("computing the prompt failed; the worker's log has the details")
+            failed |= dict.fromkeys((chunk.sequence.name for chunk in chunks), error)
         self._report(_report_of(chunks, firsts, failed, self._steps.clock() - started_s))
         for prompt, first in firsts:  # after the report: the handoff may end before the next line
             if (publisher := self._publishers.get(prompt.name)) is not None:
@@ -119,6 +124,26 @@ class PrefillRunner:
         for name in [*failed, *(prompt.name for prompt, _ in firsts)]:
             self.drop(name)
         return True
+
+    def _take_overdue(self) -> dict[str, PdRelayError]:
+        """Those whose deadline has passed: nothing more is computed of them."""
+        now_s = self._clock()
+        overdue = [name for name, turn in self._turns.items() if turn.is_overdue(now_s)]
+        for name in overdue:
+            self.drop(name)
+        return dict.fromkeys(overdue, DeadlineExceeded("the request's deadline passed before its first token"))
+
+    def _plan(self) -> list[Chunk]:
+        names = sorted(self._prompts, key=lambda name: self._turns[name].rank)
+        queue = [
+            Remaining(name, prompt.num_tokens - prompt.num_computed, self._turns[name].priority)
+            for name in names
+            for prompt in [self._prompts[name]]
+        ]
+        return [
+            Chunk(sequence=self._prompts[plan.name], num_tokens=plan.num_tokens)
+            for plan in plan_chunks(queue, self._chunk_tokens)
+        ]
 
     def _compute(self, chunks: list[Chunk]) -> list[tuple[Prompt, SampledToken | Internal]]:
         valid_after = [
@@ -137,7 +162,7 @@ class PrefillRunner:
 
 
 def _report_of(
-    chunks: list[Chunk], firsts: list[tuple[Prompt, SampledToken]], failed: dict[str, Internal], seconds: float
+    chunks: list[Chunk], firsts: list[tuple[Prompt, SampledToken]], failed: dict[str, PdRelayError], seconds: float
 ) -> StepReport:
     first_tokens = []
     for prompt, token in firsts:

@@ -170,7 +170,7 @@ class PrefillWorker:
         engine = self._around.load_engine(max_speculate(self._settings.decode.speculate))
         return PrefillRunner(
             engine, self._settings.engine.chunk_tokens, lambda report: thread.report(self._on_step, report),
-            self._around.steps,
+            self._around.steps, self._around.clock,
         )
 
     def _add_services(self, core: PrefillCore, source: HandoffSource, holder: PrefixHolder) -> None:
