@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from decode_worker.host_tier import Stored
+from decode_worker.scheduler import Place
 from kv_transfer.journey import JourneyKey
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import AlreadyExists
@@ -74,7 +75,7 @@ class ChoiceRecord:
         block_ids: while it is decoding, or the compute thread has not let go of them yet.
         num_generated: tokens so far, the emitted ones included.
         num_final_mtp: leading positions whose MTP slots are final.
-        arrival: once it is handed over, a number that only ever grows.
+        place: among all of the worker, once it is handed over.
         num_moves: how often it was moved to host memory.
         num_generated_before: when it last came back; None while it never was away.
         stored: while it is away.
@@ -93,7 +94,7 @@ class ChoiceRecord:
     block_ids: list[int] = field(default_factory=list)
     num_generated: int = 0
     num_final_mtp: int = 0
-    arrival: int = 0
+    place: Place = field(default_factory=Place)
     num_moves: int = 0
     num_generated_before: int | None = None
     stored: Stored | None = None

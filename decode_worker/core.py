@@ -214,8 +214,8 @@ class DecodeCore:
             return
         record.in_compute = True
         self._by_name[record.name] = record
-        arrival = self.room.arrive(record)
-        self._post(lambda: self._runner.add(sequence, arrival))
+        place = self.room.arrive(record)
+        self._post(lambda: self._runner.add(sequence, place))
         self._supply()
 
     def on_pull_failed(self, key: JourneyKey, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
@@ -259,7 +259,10 @@ class DecodeCore:
 
     def _supply(self) -> None:
         """Finds sequences their next blocks; who is to be given up for others is placed again by its router."""
-        while given_up := self.room.supply(list(self._by_name.values()), list(self._records.values())):
+        while given_up := self.room.supply(
+            sorted(self._by_name.values(), key=lambda record: record.place),
+            sorted(self._records.values(), key=lambda record: record.spec.priority),  # stable: the newest last
+        ):
             for record in given_up:
                 log.warning("%s is given up for want of room", record.name)
                 self._fail(record, ResourceExhausted("this decode worker has no room left, not even in host memory"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from decode_worker.scheduler import Place
 from pd_engine.cache.arena import TORCH_DTYPES, Arena
 from pd_engine.cache.layout import CacheLayout
 from pd_engine.errors import PdRelayError, ResourceExhausted
@@ -75,11 +76,11 @@ class Stored:
     """A sequence in host memory: all there is of it. Whoever has it closes its copy.
 
     Attributes:
-        arrival: its place in the batch's order.
+        place: in the batch's order.
     """
 
     sequence: Sequence
-    arrival: int
+    place: Place
     copy: HostCopy
 
 
@@ -120,7 +121,7 @@ class Mover:
     def is_busy(self) -> bool:
         return bool(self._moves or self._failed)
 
-    def move_out(self, sequence: Sequence, arrival: int) -> None:
+    def move_out(self, sequence: Sequence, place: Place) -> None:
         """Its computed slots are copied; the rest of its blocks holds nothing."""
         layout = self._arena.layout
         try:
@@ -128,7 +129,7 @@ class Mover:
         except ResourceExhausted as error:
             self._failed[sequence.name] = error
             return
-        stored = Stored(sequence=sequence, arrival=arrival, copy=copy)
+        stored = Stored(sequence=sequence, place=place, copy=copy)
         self._moves[sequence.name] = _Move(stored=stored, is_out=True, num_done=0)
 
     def bring_back(self, stored: Stored, block_ids: Seq[int], num_held: int) -> None:

@@ -1,7 +1,8 @@
 """Who gets the next blocks, who leaves when there are none, and who comes back. Pure: a snapshot in, a plan out.
 
-Sequences are served in order of their arrival. One that finds no free block makes the newest ones behind it leave; the
-oldest is never asked to, so it always goes on. One with nobody behind it waits where it is.
+Sequences are served in order of their places: the most urgent first, of one priority the oldest. One that finds no free
+block makes the last ones behind it leave; the first is never asked to, so it always goes on. One with nobody behind it
+waits where it is.
 
 Nobody comes back, and no new lease is granted, before all that run could go on for `QUIET_STEPS` steps; one that has
 come back stays for as many tokens. So every move pays for itself with tokens, and nothing goes in circles.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from decode_worker.scheduler import Place
 
 LOOKAHEAD_STEPS = 4  # a sequence has blocks for so many steps: those under way while a block is found, and a move
 QUIET_STEPS = 16     # at least as many tokens
@@ -32,7 +35,6 @@ class Resident:
     """A sequence with its latents in the arena, or on its way back there.
 
     Attributes:
-        arrival: a number that only ever grows.
         num_blocks: it has.
         num_freed_blocks: of these, that would be free if it let go of them.
         num_wanted_blocks, num_quiet_blocks: for the next `LOOKAHEAD_STEPS`, `QUIET_STEPS` steps.
@@ -40,7 +42,7 @@ class Resident:
     """
 
     name: str
-    arrival: int
+    place: Place
     num_blocks: int
     num_freed_blocks: int
     num_wanted_blocks: int
@@ -58,7 +60,7 @@ class Away:
     """
 
     name: str
-    arrival: int
+    place: Place
     num_shared_blocks: int
     num_wanted_blocks: int
     num_quiet_blocks: int
@@ -72,8 +74,8 @@ class Snapshot:
         num_free_blocks: that can be allocated now, those among them that only a prefix cache has a use for.
         num_coming_blocks: that will be free when a copy, a step or a transfer under way has ended.
         num_host_blocks_free: of the host tier.
-        residents, away: oldest first.
-        leases: (name, blocks that would be free) of those not handed over yet, newest first.
+        residents, away: in order of their places.
+        leases: (name, blocks that would be free) of those not handed over yet, the last ones first.
         max_batch: sequences in one step at most.
     """
 
@@ -94,7 +96,7 @@ class Plan:
         grants: so many more blocks.
         leave: to host memory.
         recompute: to be given up, as the host tier has no room for them; their routers resume them.
-        revoke: leases to be given up, as the oldest sequence finds room nowhere else.
+        revoke: leases to be given up, as the first sequence finds room nowhere else.
         come_back: with so many blocks in all.
     """
 
@@ -118,7 +120,7 @@ def num_quiet_blocks_missing(residents: Sequence[Resident], grants: Mapping[str,
 
 
 def _supply(snapshot: Snapshot, plan: Plan) -> bool:
-    """Grants blocks, oldest first; False if somebody has to wait for them. Those behind it wait with it."""
+    """Grants blocks, in order; False if somebody has to wait for them. Those behind it wait with it."""
     num_free = snapshot.num_free_blocks
     for place, resident in enumerate(snapshot.residents):
         missing = resident.num_wanted_blocks - resident.num_blocks
@@ -136,7 +138,7 @@ def _supply(snapshot: Snapshot, plan: Plan) -> bool:
 
 
 def _make_leave(snapshot: Snapshot, plan: Plan, candidates: Sequence[Resident], num_short: int) -> int:
-    """The newest leave, until so many blocks will be free. Returns how many are lacking still."""
+    """The last ones leave, until so many blocks will be free. Returns how many are lacking still."""
     num_host_free = snapshot.num_host_blocks_free
     for victim in reversed(candidates):
         if num_short <= 0:
@@ -161,11 +163,11 @@ def _revoke(snapshot: Snapshot, plan: Plan, num_short: int) -> None:
 
 
 def _bring_back(snapshot: Snapshot, plan: Plan) -> None:
-    """The oldest first, while there is room for it, for all that run, and in the batch."""
+    """In order, while there is room for it, for all that run, and in the batch."""
     num_spare = snapshot.num_free_blocks - sum(plan.grants.values())
     num_spare -= num_quiet_blocks_missing(snapshot.residents, plan.grants)
     for away in snapshot.away:
-        num_older = sum(resident.arrival < away.arrival for resident in snapshot.residents) + len(plan.come_back)
+        num_before = sum(resident.place < away.place for resident in snapshot.residents) + len(plan.come_back)
         num_blocks = away.num_quiet_blocks
         num_short = num_blocks - away.num_shared_blocks - num_spare
         if num_short > 0 and not snapshot.residents and not plan.come_back:
@@ -173,7 +175,7 @@ def _bring_back(snapshot: Snapshot, plan: Plan) -> None:
             num_short -= num_blocks - away.num_wanted_blocks
             num_blocks = away.num_wanted_blocks
             _revoke(snapshot, plan, num_short - snapshot.num_coming_blocks)
-        if num_short > 0 or num_older >= snapshot.max_batch:
+        if num_short > 0 or num_before >= snapshot.max_batch:
             return
         plan.come_back[away.name] = num_blocks
         num_spare -= away.num_quiet_blocks - away.num_shared_blocks

@@ -27,6 +27,7 @@ from decode_worker.preemption import (
 )
 from decode_worker.reservation import num_slots
 from decode_worker.runner import DecodeRunner
+from decode_worker.scheduler import Place
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout
 
@@ -71,10 +72,10 @@ class RoomKeeper:
         """Of the host tier, taken or about to be."""
         return self._num_host_blocks_taken * self._layout.block_bytes
 
-    def arrive(self, record: ChoiceRecord) -> int:
-        """It is handed over. Returns its place in the order of arrival."""
-        record.arrival = next(self._arrivals)
-        return record.arrival
+    def arrive(self, record: ChoiceRecord) -> Place:
+        """It is handed over. Returns its place among all."""
+        record.place = Place(record.spec.priority, next(self._arrivals), record.deadline_s)
+        return record.place
 
     def num_blocks_spoken_for(self, records: Iterable[ChoiceRecord]) -> int:
         """Blocks that sequences will want soon."""
@@ -86,8 +87,9 @@ class RoomKeeper:
         """Gives sequences the blocks that they want next, makes room for them, or brings back who waits.
 
         Args:
-            sequences: all that were handed over and whose blocks or copies are not given back yet, oldest first.
-            others: those whose lease may be revoked are among them, oldest first.
+            sequences: all that were handed over and whose blocks or copies are not given back yet, in order of their
+                places.
+            others: those whose lease may be revoked are among them, in the order in which they are to be kept.
 
         Returns:
             Who is to be given up.
@@ -189,7 +191,7 @@ class RoomKeeper:
         before = record.num_generated_before
         return Resident(
             name=record.name,
-            arrival=record.arrival,
+            place=record.place,
             num_blocks=len(record.block_ids),
             num_freed_blocks=self._blocks.num_freed(record.block_ids),
             num_wanted_blocks=self._num_blocks(record, LOOKAHEAD_STEPS),
@@ -200,7 +202,7 @@ class RoomKeeper:
 
     def _away(self, record: ChoiceRecord) -> Away:
         return Away(
-            name=record.name, arrival=record.arrival, num_shared_blocks=self._blocks.num_shared(record),
+            name=record.name, place=record.place, num_shared_blocks=self._blocks.num_shared(record),
             num_wanted_blocks=self._num_blocks(record, LOOKAHEAD_STEPS),
             num_quiet_blocks=self._num_blocks(record, QUIET_STEPS),
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decode_worker.host_tier import MOVE_BYTES, Mover, Stored
-from decode_worker.scheduler import Batch
+from decode_worker.scheduler import Batch, Place
 from pd_engine.engine import Engine
 from pd_engine.errors import Internal, PdRelayError
 from pd_engine.sampling.params import MAX_SPECULATE
@@ -68,12 +69,13 @@ class DecodeRunner:
         policy: how many drafts a step makes at most; None: as many as its sequences would like.
         move_bytes: that are copied between two steps at most.
         steps: the ways into the model.
+        clock: the worker's.
     """
 
     def __init__(
         self, engine: Engine, max_batch: int, report: Callable[[StepReport], None],
         policy: SpeculationPolicy | None = None, move_bytes: int = MOVE_BYTES,
-        steps: Steps = THE_MODEL,
+        steps: Steps = THE_MODEL, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self._steps = steps
@@ -81,20 +83,21 @@ class DecodeRunner:
         self._batch = Batch(max_batch)
         self._mover = Mover(engine.arena, move_bytes)
         self._report = report
+        self._clock = clock
         self._sequences: dict[str, Choice] = {}
-        self._arrivals: dict[str, int] = {}
+        self._places: dict[str, Place] = {}
 
-    def add(self, sequence: Choice, arrival: int) -> None:
+    def add(self, sequence: Choice, place: Place) -> None:
         """Takes a sequence whose prompt is computed and whose first token is known. It is in every step that its blocks
         have room for.
 
         Args:
-            arrival: a number that only ever grows: older ones come first.
+            place: among all; it is in no step from its deadline on.
         """
         assert sequence.name not in self._sequences, sequence.name
         self._sequences[sequence.name] = sequence
-        self._arrivals[sequence.name] = arrival
-        self._batch.join(sequence.name, arrival)
+        self._places[sequence.name] = place
+        self._batch.join(sequence.name, place)
 
     def grant(self, name: str, block_ids: Sequence[int]) -> None:
         """More blocks for a sequence, if it is still here."""
@@ -104,9 +107,9 @@ class DecodeRunner:
     def move_out(self, name: str) -> None:
         """Begins to move a sequence to host memory, if it is still here."""
         if (sequence := self._sequences.get(name)) is not None:
-            arrival = self._arrivals[name]
+            place = self._places[name]
             self._forget(name)
-            self._mover.move_out(sequence, arrival)
+            self._mover.move_out(sequence, place)
 
     def bring_back(self, stored: Stored, block_ids: Sequence[int], num_held: int) -> None:
         """Begins to move a sequence into these blocks; the first `num_held` have its latents already."""
@@ -120,7 +123,7 @@ class DecodeRunner:
     def step(self) -> bool:
         moves = self._mover.advance()
         for stored in moves.back:
-            self.add(stored.sequence, stored.arrival)
+            self.add(stored.sequence, stored.place)
         sequences = [self._sequences[name] for name in self._batch.next_step(self._is_ready)]
         if not (sequences or moves.out or moves.back or moves.failed):
             return self._mover.is_busy
@@ -139,11 +142,13 @@ class DecodeRunner:
 
     def _forget(self, name: str) -> None:
         if self._sequences.pop(name, None) is not None:
-            del self._arrivals[name]
+            del self._places[name]
             self._batch.leave([name])
 
     def _is_ready(self, name: str) -> bool:
-        """Whether its blocks have room for a step; else more have been asked for."""
+        """Whether its blocks have room for a step (else more have been asked for) and it is not overdue."""
+        if self._places[name].is_overdue(self._clock()):
+            return False
         sequence = self._sequences[name]
         return num_slots_needed(sequence) <= len(sequence.block_ids) * self.engine.layout.block_size
 

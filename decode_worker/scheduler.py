@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pd_engine.priority import DEFAULT_PRIORITY
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Place:
+    """Of a sequence among all of its worker: the most urgent first, and of one priority the oldest.
+
+    Attributes:
+        arrival: a number that only ever grows.
+        deadline_s: on the worker's clock; None: none.
+    """
+
+    priority: int = DEFAULT_PRIORITY
+    arrival: int = 0
+    deadline_s: float | None = field(default=None, compare=False)
+
+    def is_overdue(self, now_s: float) -> bool:
+        return self.deadline_s is not None and now_s >= self.deadline_s
 
 
 class Batch:
-    """Names of sequences in order of their arrival: each step takes the first ones that are ready.
+    """Names of sequences in order of their places: each step takes the first ones that are ready.
 
-    A sequence that has begun keeps its place until it leaves, unless an older one comes back.
+    A sequence that has begun is in every step until it leaves, unless `max_batch` others come before it.
     """
 
     def __init__(self, max_batch: int) -> None:
         assert max_batch >= 1, max_batch
         self._max_batch = max_batch
-        self._order: list[tuple[int, str]] = []  # (arrival, name)
-        self._arrivals: dict[str, int] = {}
+        self._order: list[tuple[Place, str]] = []
+        self._places: dict[str, Place] = {}
 
     @property
     def num_running(self) -> int:
@@ -27,18 +47,18 @@ class Batch:
     def num_waiting(self) -> int:
         return len(self._order) - self.num_running
 
-    def join(self, name: str, arrival: int) -> None:
-        """`arrival`: a number that only ever grows; one that comes back has its old one."""
-        assert name not in self._arrivals, name
-        self._arrivals[name] = arrival
-        bisect.insort(self._order, (arrival, name))
+    def join(self, name: str, place: Place) -> None:
+        """`place`: one that comes back has its old one."""
+        assert name not in self._places, name
+        self._places[name] = place
+        bisect.insort(self._order, (place, name))
 
     def leave(self, names: Iterable[str]) -> None:
         """Unknown names are ignored."""
         for name in names:
-            arrival = self._arrivals.pop(name, None)
-            if arrival is not None:
-                self._order.remove((arrival, name))
+            place = self._places.pop(name, None)
+            if place is not None:
+                self._order.remove((place, name))
 
     def next_step(self, is_ready: Callable[[str], bool] = lambda name: True) -> list[str]:
         """The members of the next step. While one is not ready, as it waits for blocks, another takes its place."""

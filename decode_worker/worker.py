@@ -196,7 +196,7 @@ class DecodeWorker:
         policy = SpeculationPolicy(most) if settings.adaptive_speculation and engine.has_mtp else None
         return DecodeRunner(
             engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy,
-            steps=self._around.steps,
+            steps=self._around.steps, clock=self._around.clock,
         )
 
     def _room_keeper(self, engine: Engine, blocks: ChoiceBlocks, runner: DecodeRunner) -> RoomKeeper:

@@ -10,6 +10,7 @@ import pytest
 from decode_worker import host_tier
 from decode_worker.host_tier import HostCopy, Mover
 from decode_worker.runner import DecodeRunner, StepReport
+from decode_worker.scheduler import Place
 from pd_engine.cache.checksums import slot_checksums
 from pd_engine.engine import Engine
 from pd_engine.errors import ResourceExhausted
@@ -48,7 +49,7 @@ class Stage:
         self.engine, self.sequence = engine, sequence
         self.reports: list[StepReport] = []
         self.runner = DecodeRunner(engine, 4, self.reports.append, move_bytes=move_bytes)
-        self.runner.add(sequence, 0)
+        self.runner.add(sequence, Place())
         self.tokens: list[SampledToken] = []
 
     def step(self) -> StepReport:

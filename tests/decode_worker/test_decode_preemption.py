@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode_worker.preemption import Away, Resident, Snapshot, make_plan, num_slots_ahead
+from decode_worker.scheduler import Place
 
 
 def resident(arrival: int, num_blocks: int = 4, *, lacks: int = 0, quiet: int = 0, **changes: Any) -> Resident:
     fields: dict[str, Any] = {
-        "name": f"r{arrival}", "arrival": arrival, "num_blocks": num_blocks, "num_freed_blocks": num_blocks,
+        "name": f"r{arrival}", "place": Place(arrival=arrival), "num_blocks": num_blocks,
+        "num_freed_blocks": num_blocks,
         "num_wanted_blocks": num_blocks + lacks, "num_quiet_blocks": num_blocks + max(lacks, quiet), "may_leave": True,
     }
     return Resident(**(fields | changes))
@@ -20,7 +22,8 @@ def resident(arrival: int, num_blocks: int = 4, *, lacks: int = 0, quiet: int = 
 
 def away(arrival: int, wanted: int = 4, quiet: int = 6, shared: int = 0) -> Away:
     return Away(
-        name=f"a{arrival}", arrival=arrival, num_shared_blocks=shared, num_wanted_blocks=wanted, num_quiet_blocks=quiet
+        name=f"a{arrival}", place=Place(arrival=arrival), num_shared_blocks=shared, num_wanted_blocks=wanted,
+        num_quiet_blocks=quiet,
     )
 
 
@@ -41,6 +44,26 @@ def test_blocks_go_to_the_oldest_first() -> None:
 def test_the_newest_leave_until_there_is_room() -> None:
     plan = make_plan(snapshot(resident(1, lacks=5), resident(2), resident(3), resident(4)))
     assert plan.leave == ["r4", "r3"]
+
+
+def ranked(name: str, priority: int, arrival: int, **changes: Any) -> Resident:
+    return resident(arrival, name=name, place=Place(priority, arrival), **changes)
+
+
+def test_the_newest_of_the_least_urgent_leave_first() -> None:
+    """Residents come in order of their places."""
+    residents = [ranked("urgent", -1, 9, lacks=9), ranked("old", 0, 1), ranked("new", 0, 5), ranked("low", 3, 0)]
+    assert [each.place for each in residents] == sorted(each.place for each in residents)
+    assert make_plan(snapshot(*residents)).leave == ["low", "new", "old"]
+    assert make_plan(snapshot(ranked("urgent", -1, 9, lacks=8), *residents[1:])).leave == ["low", "new"]
+
+
+def test_the_most_urgent_comes_back_first() -> None:
+    urgent = Away(
+        name="urgent", place=Place(-1, 9), num_shared_blocks=0, num_wanted_blocks=4, num_quiet_blocks=6
+    )
+    plan = make_plan(snapshot(resident(1), resident(2), free=7, away=[urgent, away(0)], max_batch=2))
+    assert plan.come_back == {"urgent": 6}, "before those that run"
 
 
 def test_who_has_just_come_back_stays() -> None:
@@ -138,7 +161,7 @@ def test_no_plan_gives_what_is_not_there(
     unserved = [each for each in lacking if each.name not in plan.grants]
     assert list(plan.grants) == [each.name for each in lacking[: len(plan.grants)]]
     gone = [by_name[name] for name in [*plan.leave, *plan.recompute]]
-    assert all(each.may_leave and each.arrival > unserved[0].arrival for each in gone)
+    assert all(each.may_leave and each.place > unserved[0].place for each in gone)
     assert list(plan.come_back) == [each.name for each in waiting[: len(plan.come_back)]]
     assert not (plan.come_back and (gone or unserved))
     if unserved and unserved[0] is residents[0] and all(each.may_leave for each in residents) and num_leases == 3:

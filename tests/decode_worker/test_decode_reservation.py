@@ -15,7 +15,7 @@ from decode_worker.reservation import (
     num_slots,
     retry_after_ms,
 )
-from decode_worker.scheduler import Batch
+from decode_worker.scheduler import Batch, Place
 from pd_engine.errors import InvalidArgument, ResourceExhausted
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.requests import Choice
@@ -121,7 +121,7 @@ def test_sequences_join_in_order_and_keep_their_place(events: list[int], max_bat
             running = [name for name in running if name != gone]
         else:
             alive.append(f"s{arrived}")
-            batch.join(f"s{arrived}", arrived)
+            batch.join(f"s{arrived}", Place(arrival=arrived))
             arrived += 1
         step = batch.next_step()
         assert step == alive[: len(step)]
@@ -134,17 +134,28 @@ def test_sequences_join_in_order_and_keep_their_place(events: list[int], max_bat
 def test_one_that_comes_back_has_its_old_place() -> None:
     batch = Batch(2)
     for arrival, name in enumerate("abc"):
-        batch.join(name, arrival)
+        batch.join(name, Place(arrival=arrival))
     batch.leave(["a"])
     assert batch.next_step() == ["b", "c"]
-    batch.join("a", 0)
+    batch.join("a", Place(arrival=0))
     assert batch.next_step() == ["a", "b"]
 
 
 def test_one_that_waits_for_blocks_leaves_its_place_to_another() -> None:
     batch = Batch(2)
     for arrival, name in enumerate("abc"):
-        batch.join(name, arrival)
+        batch.join(name, Place(arrival=arrival))
     assert batch.next_step(lambda name: name != "a") == ["b", "c"]
     assert batch.next_step() == ["a", "b"]
     assert (batch.num_running, batch.num_waiting) == (2, 1)
+
+
+def test_the_most_urgent_have_the_places_and_of_one_priority_the_oldest() -> None:
+    batch = Batch(2)
+    for arrival, (name, priority) in enumerate((("a", 0), ("b", 1), ("c", 0), ("d", -1))):
+        batch.join(name, Place(priority, arrival))
+    assert batch.next_step() == ["d", "a"]
+    batch.leave(["d"])
+    assert batch.next_step() == ["a", "c"]
+    batch.leave(["a"])
+    assert batch.next_step() == ["c", "b"]

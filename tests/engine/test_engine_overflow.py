@@ -15,6 +15,7 @@ import torch
 
 from decode_worker.runner import DecodeRunner
 from decode_worker.runner import StepReport as DecodeReport
+from decode_worker.scheduler import Place
 from pd_engine.engine import Engine
 from pd_engine.errors import Internal
 from pd_engine.generate import Delta, generate_stream
@@ -170,8 +171,8 @@ def test_workers_tell_whose_numbers_overflowed(engine: Engine, poison: Any) -> N
     decodes: list[DecodeReport] = []
     decode = DecodeRunner(engine, 4, decodes.append)
     bad.token_ids.append(bad_token)
-    decode.add(good, 0)
-    decode.add(bad, 1)
+    decode.add(good, Place(arrival=0))
+    decode.add(bad, Place(arrival=1))
     while decode.step():
         pass
     assert {name: error.message for name, error in decodes[0].failed.items()} == {"bad": MESSAGE.format(11)}

@@ -17,7 +17,7 @@ from decode_worker.core import DecodeCore
 from decode_worker.host_tier import Stored
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import Progress, StepReport
-from decode_worker.scheduler import Batch
+from decode_worker.scheduler import Batch, Place
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import Lease, PullResult
 from kv_transfer.journey import JourneyKey
@@ -93,12 +93,12 @@ class Runner:
         self._world = world
         self._batch = Batch(max_batch)
         self._sequences: dict[str, Sequence] = {}
-        self._arrivals: dict[str, int] = {}
-        self._moves: dict[str, tuple[Sequence, int, Copy | None, int, int]] = {}
+        self._places: dict[str, Place] = {}
+        self._moves: dict[str, tuple[Sequence, Place, Copy | None, int, int]] = {}
 
-    def add(self, sequence: Sequence, arrival: int) -> None:
-        self._sequences[sequence.name], self._arrivals[sequence.name] = sequence, arrival
-        self._batch.join(sequence.name, arrival)
+    def add(self, sequence: Sequence, place: Place) -> None:
+        self._sequences[sequence.name], self._places[sequence.name] = sequence, place
+        self._batch.join(sequence.name, place)
 
     def grant(self, name: str, block_ids: list[int]) -> None:
         if name in self._sequences:
@@ -107,14 +107,14 @@ class Runner:
     def move_out(self, name: str) -> None:
         if name in self._sequences:
             sequence = self._sequences[name]
-            arrival = self._forget(name)
-            self._moves[name] = (sequence, arrival, None, 0, self._world.random.randint(0, 2))
+            place = self._forget(name)
+            self._moves[name] = (sequence, place, None, 0, self._world.random.randint(0, 2))
 
     def bring_back(self, stored: Stored, block_ids: list[int], num_held: int) -> None:
         stored.sequence.block_ids = list(block_ids)
         copy = cast(Copy, stored.copy)
         self._moves[stored.sequence.name] = (
-            stored.sequence, stored.arrival, copy, num_held, self._world.random.randint(0, 2)
+            stored.sequence, stored.place, copy, num_held, self._world.random.randint(0, 2)
         )
 
     def drop(self, name: str) -> None:
@@ -136,10 +136,10 @@ class Runner:
             num_running=self._batch.num_running, seconds=0.01,
         )
 
-    def _forget(self, name: str) -> int:
+    def _forget(self, name: str) -> Place:
         del self._sequences[name]
         self._batch.leave([name])
-        return self._arrivals.pop(name)
+        return self._places.pop(name)
 
     def _is_ready(self, name: str) -> bool:
         sequence = self._sequences[name]
@@ -170,9 +170,9 @@ class Runner:
 
     def _advance_moves(self) -> tuple[list[Stored], list[str]]:
         moved_out, moved_back = [], []
-        for name, (sequence, arrival, copy, num_held, left) in list(self._moves.items()):
+        for name, (sequence, place, copy, num_held, left) in list(self._moves.items()):
             if left:
-                self._moves[name] = (sequence, arrival, copy, num_held, left - 1)
+                self._moves[name] = (sequence, place, copy, num_held, left - 1)
                 continue
             del self._moves[name]
             blocks = self._world.slots.blocks
@@ -180,12 +180,12 @@ class Runner:
                 used = sequence.block_ids[: LAYOUT.num_blocks_for(sequence.num_computed)]
                 copy = Copy(self._world, [list(blocks[block]) for block in used])
                 sequence.block_ids = []
-                moved_out.append(Stored(sequence=sequence, arrival=arrival, copy=cast(Any, copy)))
+                moved_out.append(Stored(sequence=sequence, place=place, copy=cast(Any, copy)))
             else:
                 for index in range(num_held, copy.num_blocks):
                     blocks[sequence.block_ids[index]] = list(copy.contents[index])
                 copy.close()
-                self.add(sequence, arrival)
+                self.add(sequence, place)
                 moved_back.append(name)
         return moved_out, moved_back
 
@@ -230,6 +230,7 @@ class Request:
     max_tokens: int
     speculate: int
     cancel_round: int | None
+    priority: int = 0
     attempt: int = 0
     token_ids: list[int] = field(default_factory=list)
     is_placed: bool = False
@@ -385,7 +386,7 @@ def _spec(request: Request) -> ReserveSpec:
     )
     return ReserveSpec(
         key=request.key, router_id="router", choice=choice, deadline_ms=0, report_block_checksums=False,
-        bypass_prefix_cache=False, cache_salt="",
+        bypass_prefix_cache=False, cache_salt="", priority=request.priority,
     )
 
 

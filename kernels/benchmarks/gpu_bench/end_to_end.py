@@ -14,6 +14,7 @@ import torch
 
 from decode_worker.runner import DecodeRunner
 from decode_worker.runner import StepReport as DecodeReport
+from decode_worker.scheduler import Place
 from gpu_bench.device_engine import TINY, V3_WIDTH, EngineOps, build_engine, random_weights
 from gpu_bench.shapes import Maker
 from pd_engine.engine import Engine
@@ -24,6 +25,8 @@ from pd_engine.steps.decode import decode_step
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from pd_kernels.block_copy.triton import copy_pieces
 from prefill_worker.runner import PrefillRunner
+
+ANY_PLACE = Place()
 
 CHUNK_TOKENS = 256
 SPECULATE = 1
@@ -120,9 +123,9 @@ def _disaggregated(
             results[item.name] += item.tokens
 
     class Decode(DecodeRunner):
-        def add(self, sequence: Sequence, arrival: int = 0) -> None:
+        def add(self, sequence: Sequence, place: Place = ANY_PLACE) -> None:
             taken.append(sequence)
-            super().add(sequence, arrival=len(taken))
+            super().add(sequence, Place(arrival=len(taken)))
 
     decode = Decode(decode_engine, max_batch=64, report=on_decode)
 
