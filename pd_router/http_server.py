@@ -25,13 +25,16 @@ class _QuietServer(uvicorn.Server):
 
 
 class HttpServer:
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, shares_port: bool = False) -> None:
         """Listens at once, so that an address in use is found here.
+
+        Args:
+            shares_port: whether another process of this user that says so too may listen on the same port.
 
         Raises:
             InvalidArgument: the address cannot be bound.
         """
-        self._socket = _bind(host, port)
+        self._socket = _bind(host, port, shares_port=shares_port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
@@ -49,18 +52,21 @@ class HttpServer:
     def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http server")
 
-    async def stop(self) -> None:
-        """Ends open connections after `CLOSE_TIMEOUT_S`."""
+    async def stop(self, drain_s: int = CLOSE_TIMEOUT_S) -> None:
+        """Accepts nothing more, and ends open connections after `drain_s`."""
+        self._server.config.timeout_graceful_shutdown = drain_s
         self._server.should_exit = True
         if self._task is not None:
             await self._task
         self._socket.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, *, shares_port: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shares_port:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         sock.bind((host, port))
         sock.listen(2048)

@@ -15,7 +15,8 @@ class Role(Enum):
 class WorkerEndpoint:
     """Where a worker is to be found; `role` is "prefill" or "decode", `address` is "host:port".
 
-    `is_expected` is False for one whose process has ended and in whose place none is started: nobody waits for it.
+    `is_expected` is False for one that takes nothing new and that nobody waits for: it drains, or its process has ended
+    and none is started in its place.
     """
 
     worker_id: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,14 +49,17 @@ class Router:
 
     Args:
         secret: of the cluster; every call to a worker carries it.
+        shares_ports: another process of this user may listen on the same ports, if it says so too: the router that
+            replaces this one, or that this one replaces.
 
     Raises:
         NotFound, InvalidArgument: the model's files are missing or broken.
     """
 
-    def __init__(self, settings: Settings, *, secret: str) -> None:
+    def __init__(self, settings: Settings, *, secret: str, shares_ports: bool = False) -> None:
         self._settings = settings
         self._secret = secret
+        self._shares_ports = shares_ports
         self._model = ModelInfo.load(settings)
         self._started = False
 
@@ -86,7 +90,9 @@ class Router:
         host = self._settings.router.host
         self._grpc, grpc_port = await self._open_grpc(host)
         try:
-            self._http = HttpServer(self._http_door().app, host, self._settings.router.http_port)
+            self._http = HttpServer(
+                self._http_door().app, host, self._settings.router.http_port, shares_port=self._shares_ports
+            )
         except BaseException:
             await self._grpc.stop(None)
             raise
@@ -122,13 +128,24 @@ class Router:
         await asyncio.gather(self._grpc.stop(GRPC_GRACE_S), self._http.stop())
         await self._registry.close()
 
+    async def hand_over(self, drain_s: float) -> bool:
+        """Ends too, where another router serves at the same ports: refuses nothing, but lets go of the ports, tells
+        clients to connect anew, and lets running requests end for `drain_s`. Whether all did."""
+        assert self._started, "not started"
+        self._health_task.cancel()
+        await asyncio.gather(self._grpc.stop(drain_s), self._http.stop(math.ceil(drain_s)))
+        is_drained = self._dispatcher.num_running == 0
+        await self._dispatcher.stop(0.0)
+        await self._registry.close()
+        return is_drained
+
     async def _open_grpc(self, host: str) -> tuple[grpc.aio.Server, int]:
         bounds = MessageBounds.of_context(
             api_pb2.DESCRIPTOR.services_by_name["PdRelay"],
             max_context_length=self._model.max_context_length,
             max_token_chars=self._model.tokenizer.max_token_chars,
         )
-        server = build_server(secret=None, bounds=bounds)
+        server = build_server(secret=None, bounds=bounds, shares_port=self._shares_ports)
         status = Status(
             self._model,
             self._registry,

@@ -46,14 +46,19 @@ class RequestBounds(Protocol):
         """
 
 
-def build_server(*, secret: str | None, bounds: RequestBounds | None = None) -> grpc.aio.Server:
+def build_server(
+    *, secret: str | None, bounds: RequestBounds | None = None, shares_port: bool = False
+) -> grpc.aio.Server:
     """A server without services and ports, of the event loop that runs.
 
     Args:
         secret: every call must carry it; None for a public door, which has its own way to authenticate.
         bounds: of requests; None: those that gRPC's options set.
+        shares_port: whether another process of this user that says so too may listen on the same port.
     """
     options = dict(SERVER_OPTIONS)
+    if shares_port:
+        options["grpc.so_reuseport"] = 1
     if bounds is not None:
         options["grpc.max_receive_message_length"] = bounds.max_bytes
     return grpc.aio.server(interceptors=[BoundaryInterceptor(secret, bounds)], options=list(options.items()))

@@ -51,9 +51,9 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert alive == []
 
 
-def test_killed_workers_and_a_killed_serve(start: Start, tmp_path: Path) -> None:
+def test_killed_workers_that_are_not_restarted_and_a_killed_serve(start: Start, tmp_path: Path) -> None:
     config = tmp_path / "settings.yaml"
-    config.write_text("router: {recovery_wait_ms: 10000000}\n", encoding="utf-8")
+    config.write_text("router: {recovery_wait_ms: 10000000}\ncluster: {restart: false}\n", encoding="utf-8")
     serving = start("--config", str(config))
     ready = serving.event()
     assert ready["event"] == "ready"
@@ -66,7 +66,7 @@ def test_killed_workers_and_a_killed_serve(start: Start, tmp_path: Path) -> None
     assert streaming.stdout is not None
     assert json.loads(streaming.stdout.readline())["event"] == "tokens"
     os.kill(pids["decode-0"], signal.SIGKILL)
-    assert serving.event() == {"event": "lost", "id": "decode-0"}
+    assert serving.event() == {"event": "lost", "id": "decode-0", "restarts": False}
     output, _ = streaming.communicate()  # at once: nobody waits for a worker that none replaces
     assert streaming.returncode == 3
     assert "no worker is left" in json.loads(output.splitlines()[-1])["error"]["message"]
@@ -94,13 +94,15 @@ def test_ctrl_c_while_it_starts(start: Start) -> None:
     assert_gone(processes)
 
 
-def test_a_dead_router_ends_the_cluster(start: Start) -> None:
-    serving = start()
+def test_a_dead_router_that_is_not_restarted_ends_the_cluster(start: Start, tmp_path: Path) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text("cluster: {restart: false}\n", encoding="utf-8")
+    serving = start("--config", str(config))
     ready = serving.event()
     processes = psutil.Process(ready["pid"]).children(recursive=True)
     os.kill(ready["router_pid"], signal.SIGKILL)
     events = serving.rest()
-    assert events[0] == {"event": "lost", "id": "router"}
+    assert events[0] == {"event": "lost", "id": "router", "restarts": False}
     assert events[-1]["error"]["code"] == "unavailable"
     assert serving.process.returncode == 3
     assert_gone(processes)

@@ -59,7 +59,8 @@ class RouterStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlace:
-    """A worker as the router is told of it. `is_expected` is False once its process has ended: none replaces it."""
+    """A worker as the router is told of it. `is_expected` is False of one that takes nothing new: it drains, or has
+    ended and is not waited for."""
 
     worker_id: str
     role: str
@@ -72,10 +73,13 @@ class WorkerActor:
 
     Args:
         host: to listen on, and what peers are told; None: the address that Ray knows this host by.
+        life: 1 for the first process of this id.
     """
 
-    def __init__(self, role: Role, settings: Settings, *, worker_id: str, host: str | None, secret: str) -> None:
-        _begin_process(settings, worker_id)
+    def __init__(
+        self, role: Role, settings: Settings, *, worker_id: str, host: str | None, secret: str, life: int
+    ) -> None:
+        _begin_process(settings, worker_id, life)
         self._role = role
         self._settings = settings
         self._worker_id = worker_id
@@ -97,16 +101,18 @@ class WorkerActor:
         _return_freed_memory()
         return WorkerStarted(pid=os.getpid(), address=started.address, epoch=started.epoch)
 
-    async def stop(self, drain_s: float) -> Failure | None:
-        """Ends within `drain_s` seconds, and a little: running requests may finish until then."""
+    async def stop(self, drain_s: float) -> bool | Failure:
+        """Ends within `drain_s` seconds, and a little: running requests may finish until then. Whether all have."""
         return await _answer(self._stop(drain_s))
 
-    async def _stop(self, drain_s: float) -> None:
+    async def _stop(self, drain_s: float) -> bool:
         if self._worker is None:
-            return
-        if not await self._worker.drain(drain_s):
+            return True
+        is_drained = await self._worker.drain(drain_s)
+        if not is_drained:
             log.warning("not drained after %g s: stopping all the same", drain_s)
         await self._worker.stop()
+        return is_drained
 
     async def imported_modules(self) -> list[str]:
         """Top-level names of all modules that this process has imported: for checks of what it must not."""
@@ -133,10 +139,10 @@ def _build_worker(role: Role) -> type[PrefillWorker] | type[DecodeWorker]:
 
 
 class RouterActor:
-    """The process of a router."""
+    """The process of a router. Its ports may be shared with the router that it replaces."""
 
-    def __init__(self, settings: Settings, *, secret: str) -> None:
-        _begin_process(settings, Role.ROUTER.value)
+    def __init__(self, settings: Settings, *, secret: str, life: int) -> None:
+        _begin_process(settings, Role.ROUTER.value, life)
         self._settings = settings
         self._secret = secret
         self._router: Router | None = None
@@ -148,7 +154,7 @@ class RouterActor:
     async def _start(self) -> RouterStarted:
         from pd_router.server import Router
 
-        self._router = Router(self._settings, secret=self._secret)
+        self._router = Router(self._settings, secret=self._secret, shares_ports=True)
         addresses = await self._router.start()
         return RouterStarted(pid=os.getpid(), grpc_address=addresses.grpc, http_address=addresses.http)
 
@@ -171,6 +177,14 @@ class RouterActor:
         if self._router is not None:
             await self._router.stop(drain_s)
 
+    async def hand_over(self, drain_s: float) -> bool | Failure:
+        """As `stop`, where another router has begun to serve at the same ports. Whether all its requests had ended."""
+        return await _answer(self._hand_over(drain_s))
+
+    async def _hand_over(self, drain_s: float) -> bool:
+        assert self._router is not None, "not started"
+        return await self._router.hand_over(drain_s)
+
     async def imported_modules(self) -> list[str]:
         """Top-level names of all modules that this process has imported: for checks of what it must not."""
         return _top_level_modules()
@@ -180,10 +194,11 @@ class RouterActor:
         await asyncio.Event().wait()
 
 
-def _begin_process(settings: Settings, actor_id: str) -> None:
-    """Sends all that this process writes, a crash's last words included, to its own file."""
+def _begin_process(settings: Settings, actor_id: str, life: int) -> None:
+    """Sends all that this process writes, a crash's last words included, to its own file; later lives go on in it."""
     path = actor_log_path(settings.cluster.name, actor_id)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if life == 1 else 0)
+    fd = os.open(path, flags, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
@@ -191,7 +206,7 @@ def _begin_process(settings: Settings, actor_id: str) -> None:
         level=settings.cluster.log_level.upper(), stream=os.fdopen(2, "w", buffering=1, closefd=False), force=True,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    log.info("%s is process %d", actor_id, os.getpid())
+    log.info("%s is process %d, its life number %d", actor_id, os.getpid(), life)
 
 
 def _host_in_ray() -> str:

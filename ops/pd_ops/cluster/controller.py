@@ -1,41 +1,27 @@
-"""Starts, watches and ends the actors of one cluster, as its plan says."""
+"""Starts, watches, replaces and ends the processes of one cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import logging
+import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ray.exceptions import RayError
-
-from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError, ResourceExhausted, Unavailable
-from pd_engine.service.secret import new_secret
+from pd_engine.errors import PdRelayError, ResourceExhausted
 from pd_engine.settings import Settings
-from pd_ops.cluster.actors import (
-    Failure,
-    RouterActor,
-    RouterStarted,
-    WorkerActor,
-    WorkerPlace,
-    actor_log_path,
-)
+from pd_ops.cluster.actors import RouterStarted, WorkerPlace, WorkerStarted
+from pd_ops.cluster.events import ClusterEvent, EventKind
+from pd_ops.cluster.lives import Lives
+from pd_ops.cluster.members import Member, MemberState
 from pd_ops.cluster.plan import ActorPlan, ClusterPlan, Role, check_placeable
 
-STOP_MARGIN_S = 3.0
 T = TypeVar("T")
 ray: Any = importlib.import_module("ray")  # Any: it is typed in parts only
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Actor:
-    plan: ActorPlan
-    handle: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,144 +44,235 @@ class ReadyCluster:
 
 
 class Controller:
-    """The actors of one cluster.
+    """The processes of one cluster. What dies is started again (`cluster.restart`), in a new life of the same id.
 
-    Needs a connected Ray, whose processes it does not end.
+    Needs a connected Ray, whose own processes it does not end. Everything happens in one event loop.
 
     Args:
-        host: that workers listen on; None: each on the address that Ray knows its host by.
+        host, counts_cpus: see `Lives`.
+
+    Attributes:
+        plan: what the cluster was started with.
+        events: what has become of processes since the start, in order.
     """
 
-    def __init__(self, settings: Settings, plan: ClusterPlan, *, host: str | None) -> None:
-        self._settings = settings
-        self._plan = plan
-        self._host = host
-        self._secret = new_secret()
-        self._actors: list[_Actor] = []
-        self._places: list[WorkerPlace] = []
-        self._deaths: set[asyncio.Future[str]] = set()
+    def __init__(self, settings: Settings, plan: ClusterPlan, *, host: str | None, counts_cpus: bool) -> None:
+        self.plan = plan
+        self.events: asyncio.Queue[ClusterEvent] = asyncio.Queue()
+        self._lives = Lives(settings, host=host, counts_cpus=counts_cpus)
+        self._router = self._lives.new_member(plan.router)
+        self._leaving_routers: list[Member] = []
+        self._workers = {plan.actor_id: self._lives.new_member(plan) for plan in plan.workers}
+        self._watches: dict[int, asyncio.Task[None]] = {}  # by the id() of a member
+        self._telling = asyncio.Lock()
+
+    @property
+    def settings(self) -> Settings:
+        """As they were given, but with the ports that the router has."""
+        return self._lives.settings
+
+    @property
+    def router(self) -> Member:
+        return self._router
+
+    @property
+    def workers(self) -> tuple[Member, ...]:
+        return tuple(self._workers.values())
+
+    # Start and end of all
 
     async def start(self) -> ReadyCluster:
-        """Places all actors at once, waits until all serve, and tells the router its workers.
+        """Places all processes at once, waits until all serve, and tells the router its workers.
 
         Raises:
-            PdRelayError: of the first actor that failed, whose name and log stand in the message.
+            PdRelayError: of the first that failed, whose name and log stand in the message.
             DeadlineExceeded: not ready in time (`cluster.start_timeout_s`).
         """
-        timeout_s = self._settings.cluster.start_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._start()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the cluster was not ready in {timeout_s:g} s (cluster.start_timeout_s); its logs are in "
-                f"{self._log_path(self._plan.router).parent}"
-            ) from None
-
-    async def _start(self) -> ReadyCluster:
-        self._actors = [self._place(plan) for plan in self._plan.actors]
-        router_actor, *worker_actors = self._actors
-        router, *started = await _first_error([self._call(actor, "start") for actor in self._actors])
-        assert isinstance(router, RouterStarted), router
-        workers = [
-            ReadyWorker(
-                worker_id=actor.plan.actor_id, role=actor.plan.role, pid=worker.pid, address=worker.address,
-                epoch=worker.epoch,
-            )
-            for actor, worker in zip(worker_actors, started, strict=True)
-        ]
-        self._places = [WorkerPlace(worker_id=w.worker_id, role=w.role.value, address=w.address) for w in workers]
-        await self._call(router_actor, "set_workers", self._places)
-        self._deaths = {asyncio.ensure_future(self._death(actor)) for actor in self._actors}
-        return ReadyCluster(router=router, workers=tuple(workers))
+        members = [self._router, *self._workers.values()]
+        await self._lives.in_time("the cluster", _first_error([self._lives.begin(member) for member in members]))
+        await self._tell_routers()
+        for member in members:
+            self._watch(member)
+        assert isinstance(self._router.started, RouterStarted), self._router
+        return ReadyCluster(router=self._router.started, workers=tuple(map(_ready_worker, self._workers.values())))
 
     async def stop(self, drain_s: float) -> None:
-        """Ends all actors: the router first, so that nothing new comes; running requests may finish in `drain_s`."""
-        router, *workers = self._actors
-        for group in ([router], workers):
-            await asyncio.gather(*(self._stop(actor, drain_s) for actor in group))
-
-    async def _stop(self, actor: _Actor, drain_s: float) -> None:
-        try:
-            async with asyncio.timeout(drain_s + STOP_MARGIN_S):
-                await self._call(actor, "stop", drain_s)
-        except (PdRelayError, TimeoutError) as error:
-            log.warning("%s did not stop by itself: %s", actor.plan.actor_id, error)
+        """Ends all: the router first, so that nothing new comes; running requests may finish in `drain_s`."""
+        self._end_watches()
+        for group in ([self._router], list(self._workers.values())):
+            await asyncio.gather(*(self._lives.finish(member, "stop", drain_s) for member in group))
 
     def kill(self) -> None:
-        """Ends the actors' processes, at once."""
-        for actor in self._actors:
-            ray.kill(actor.handle)
-        for death in self._deaths:
-            death.cancel()
-        self._actors, self._deaths = [], set()
+        """Ends all processes, at once."""
+        self._end_watches()
+        for member in [self._router, *self._leaving_routers, *self._workers.values()]:
+            self._lives.kill(member)
 
-    async def next_death(self) -> str:
-        """The id of the next actor that dies after the start. Each is told once."""
-        assert self._deaths, "nobody is left to die"
-        done, _ = await asyncio.wait(self._deaths, return_when=asyncio.FIRST_COMPLETED)
-        death = next(iter(done))
-        self._deaths.discard(death)
-        return death.result()
+    # One process more, or less
 
-    async def _death(self, actor: _Actor) -> str:
-        try:
-            await actor.handle.wait_for_death.remote()
-        except RayError:
-            if actor.plan.role is not Role.ROUTER:
-                await self._tell_of_end(actor.plan.actor_id)
-            return actor.plan.actor_id
-        raise AssertionError(f"{actor.plan.actor_id} answered a call that never answers")
+    async def add_worker(self, plan: ActorPlan) -> Member:
+        """Returns when the new worker serves and the router has it.
 
-    async def _tell_of_end(self, worker_id: str) -> None:
-        """So that the router lets nobody wait for a worker that is not started again."""
-        self._places = [
-            replace(place, is_expected=False) if place.worker_id == worker_id else place for place in self._places
-        ]
-        try:
-            await self._call(self._actors[0], "set_workers", self._places)
-        except PdRelayError as error:
-            log.warning("the router could not be told that %s has ended: %s", worker_id, error.message)
-
-    def _place(self, plan: ActorPlan) -> _Actor:
-        cls = ray.remote(RouterActor if plan.role is Role.ROUTER else WorkerActor)
-        options: dict[str, Any] = {
-            "name": plan.actor_id, "num_cpus": plan.num_cpus, "max_restarts": 0, "max_task_retries": 0,
-        }
-        if plan.placement.label_selector:
-            options["label_selector"] = dict(plan.placement.label_selector)
-        if plan.placement.node_id is not None:
-            options["scheduling_strategy"] = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                plan.placement.node_id, soft=False
-            )
-        placed = cls.options(**options)
-        if plan.role is Role.ROUTER:
-            handle = placed.remote(self._settings, secret=self._secret)
-        else:
-            handle = placed.remote(
-                plan.role, self._settings, worker_id=plan.actor_id, host=self._host, secret=self._secret
-            )
-        return _Actor(plan=plan, handle=handle)
-
-    async def _call(self, actor: _Actor, method: str, *args: Any) -> Any:
-        """Raises:
-        PdRelayError: that the actor answered with, or `Unavailable` if its process died.
+        Raises:
+            PdRelayError: it did not start, or does not fit the others; nothing is left of it.
         """
+        assert plan.actor_id not in self._workers, plan.actor_id
+        member = self._workers[plan.actor_id] = self._lives.new_member(plan)
         try:
-            answer = await getattr(actor.handle, method).remote(*args)
-        except RayError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise Unavailable(
-                f"{actor.plan.actor_id} died ({reason}); its log: {self._log_path(actor.plan)}"
-            ) from None
-        if isinstance(answer, Failure):
-            failure = answer.error()
-            where = f"; log: {self._log_path(actor.plan)}" if isinstance(failure, Internal) else ""
-            raise type(failure)(f"{actor.plan.actor_id}: {failure.message}{where}")
-        return answer
+            await self._lives.in_time(plan.actor_id, self._lives.begin(member))
+            await self._tell_routers()
+        except BaseException:
+            self._lives.kill(member)
+            del self._workers[plan.actor_id]
+            await self._tell_routers_anyway()
+            raise
+        self._watch(member)
+        self._announce(EventKind.ADDED, member, f"added: {plan.actor_id} serves", **_life_details(member))
+        return member
 
-    def _log_path(self, plan: ActorPlan) -> Path:
-        return actor_log_path(self._settings.cluster.name, plan.actor_id)
+    async def remove_worker(self, member: Member, drain_s: float) -> bool:
+        """Ends a worker: it gets nothing new, its requests may finish and its blocks be fetched for `drain_s`; what is
+        left then goes on elsewhere. Whether nothing was left."""
+        self._end_watch(member)
+        is_drained = True
+        if member.state is MemberState.SERVING:
+            member.move(MemberState.DRAINING)
+            await self._tell_routers_anyway()
+            is_drained = await self._lives.finish(member, "stop", drain_s)
+        self._lives.kill(member)
+        del self._workers[member.actor_id]
+        await self._tell_routers_anyway()
+        self._announce(EventKind.REMOVED, member, f"removed: {member.actor_id} has ended", drained=is_drained)
+        return is_drained
+
+    async def replace_router(self, drain_s: float) -> bool:
+        """Starts another router on the same ports, and ends the one before: its streams may go on for `drain_s`.
+        Whether none was left.
+
+        Raises:
+            PdRelayError: the new one did not start; the one before serves on.
+        """
+        before, after = self._router, self._lives.new_member(self._router.plan)
+        try:
+            await self._lives.in_time("the new router", self._begin_router(after))
+        except BaseException:
+            self._lives.kill(after)
+            raise
+        self._end_watch(before)
+        self._router = after
+        self._leaving_routers.append(before)
+        self._watch(after)
+        is_drained = before.state is MemberState.SERVING
+        if is_drained:
+            before.move(MemberState.DRAINING)
+            is_drained = await self._lives.finish(before, "hand_over", drain_s)
+        self._lives.kill(before)
+        self._leaving_routers.remove(before)
+        self._announce(
+            EventKind.RESTARTED, after, "restarted: the router was replaced", drained=is_drained, **_life_details(after)
+        )
+        return is_drained
+
+    # Watching
+
+    def _watch(self, member: Member) -> None:
+        self._watches[id(member)] = asyncio.create_task(self._keep_alive(member), name=f"watch {member.actor_id}")
+
+    def _end_watch(self, member: Member) -> None:
+        watch = self._watches.pop(id(member), None)
+        if watch is not None:
+            watch.cancel()
+
+    def _end_watches(self) -> None:
+        for watch in self._watches.values():
+            watch.cancel()
+        self._watches = {}
+
+    async def _keep_alive(self, member: Member) -> None:
+        while True:
+            assert member.actor is not None, member
+            await member.actor.ended()
+            await self._note_end(member)
+            if member.state is MemberState.ENDED:
+                return
+            await self._begin_again(member)
+
+    async def _note_end(self, member: Member) -> None:
+        member.last_end = "its process ended"
+        restarts = self.settings.cluster.restart
+        member.move(MemberState.WAITING if restarts else MemberState.ENDED)
+        self._announce(
+            EventKind.LOST, member,
+            f"lost: {member.actor_id} has died; its log is {self._lives.log_path(member.actor_id)}; "
+            f"{'it is started again' if restarts else 'it is not started again (cluster.restart)'}",
+            restarts=restarts,
+        )
+        await self._tell_routers_anyway()
+
+    async def _begin_again(self, member: Member) -> None:
+        """Tries until it serves."""
+        while member.state is not MemberState.SERVING:
+            await asyncio.sleep(member.pacer.next_delay_s(time.monotonic()))
+            member.move(MemberState.STARTING)
+            member.num_restarts += 1
+            begin = self._begin_router(member) if member.role is Role.ROUTER else self._lives.begin(member)
+            try:
+                await self._lives.in_time(member.actor_id, begin)
+                await self._tell_routers()
+            except PdRelayError as error:
+                await self._note_failed_start(member, error)
+        self._announce(
+            EventKind.RESTARTED, member, f"restarted: {member.actor_id} serves again", **_life_details(member)
+        )
+
+    async def _note_failed_start(self, member: Member, error: PdRelayError) -> None:
+        if member.state is MemberState.SERVING:  # and a worker does not fit the others: the router says so, and waits
+            log.warning("%s: %s", member.actor_id, error.message)
+            return
+        assert member.actor is not None, member
+        member.actor.kill()
+        member.last_end = error.message
+        member.move(MemberState.WAITING)
+        sentence = f"not started: {member.actor_id}: {error.message}; it is tried again"
+        self._announce(EventKind.START_FAILED, member, sentence, message=error.message)
+        await self._tell_routers_anyway()
+
+    def _announce(self, kind: EventKind, member: Member, sentence: str, **details: Any) -> None:
+        self.events.put_nowait(
+            ClusterEvent(kind=kind, actor_id=member.actor_id, sentence=sentence, details=details)
+        )
+
+    # What routers know
+
+    async def _begin_router(self, member: Member) -> None:
+        await self._lives.begin(member)
+        await self._tell(member)
+
+    async def _tell_routers(self) -> None:
+        """Raises:
+        PdRelayError: of a worker that does not fit the others; the routers use the others.
+        """
+        async with self._telling:
+            for router in [self._router, *self._leaving_routers]:
+                if router.state in (MemberState.SERVING, MemberState.DRAINING):
+                    await self._tell(router)
+
+    async def _tell_routers_anyway(self) -> None:
+        try:
+            await self._tell_routers()
+        except PdRelayError as error:
+            log.warning("the router could not be told its workers: %s", error.message)
+
+    async def _tell(self, router: Member) -> None:
+        assert router.actor is not None, router
+        await router.actor.call("set_workers", [
+            WorkerPlace(
+                worker_id=worker.actor_id, role=worker.role.value, address=worker.started.address,
+                is_expected=worker.is_expected,
+            )
+            for worker in self._workers.values()
+            if isinstance(worker.started, WorkerStarted)
+        ])
 
 
 def check_resources(plan: ClusterPlan) -> None:
@@ -212,6 +289,23 @@ def check_resources(plan: ClusterPlan) -> None:
         raise ResourceExhausted(
             f"the cluster needs {plan.num_cpus} CPUs of Ray, which has {free:g} free on {len(nodes)} hosts"
         )
+
+
+def _ready_worker(member: Member) -> ReadyWorker:
+    started = member.started
+    assert isinstance(started, WorkerStarted), member
+    return ReadyWorker(
+        worker_id=member.actor_id, role=member.role, pid=started.pid, address=started.address, epoch=started.epoch
+    )
+
+
+def _life_details(member: Member) -> dict[str, Any]:
+    started = member.started
+    assert started is not None, member
+    details: dict[str, Any] = {"role": member.role.value, "pid": started.pid, "num_restarts": member.num_restarts}
+    if isinstance(started, WorkerStarted):
+        details |= {"address": started.address, "epoch": started.epoch}
+    return details
 
 
 async def _first_error(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

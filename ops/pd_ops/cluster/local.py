@@ -78,7 +78,9 @@ class LocalCluster:
         plan = plan_cluster(self.settings, self.runtime.placements_on_this_host())
         if not self.runtime.is_own:
             check_resources(plan)
-        controller = Controller(self.settings, plan, host=self.runtime.worker_host)
+        controller = Controller(
+            self.settings, plan, host=self.runtime.worker_host, counts_cpus=not self.runtime.is_own
+        )
         try:
             ready = await unless(interrupts.first, controller.start())
             if ready is None:

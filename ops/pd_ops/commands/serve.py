@@ -13,7 +13,7 @@ from pd_engine.settings import load_settings
 from pd_ops.checked_model import with_checked_model
 from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.cluster.local import LocalCluster, RunningCluster, local_cluster
-from pd_ops.cluster.plan import Role
+from pd_ops.cluster.members import MemberState
 from pd_ops.commands import options
 from pd_ops.output import Document, Output
 
@@ -52,10 +52,10 @@ async def _serve(local: LocalCluster, output: Output, began: float) -> None:
     interrupts = Interrupts()
     async with local.running(interrupts) as running:
         _report_ready(running, output, time.monotonic() - began)
-        while (actor_id := await unless(interrupts.first, running.controller.next_death())) is not None:
-            output.document({"event": "lost", "id": actor_id})
-            output.note(f"lost: {actor_id} has died; its log is in {running.state.log_directory}")
-            if actor_id == Role.ROUTER.value:
+        while (event := await unless(interrupts.first, running.controller.events.get())) is not None:
+            output.document(event.to_json())
+            output.note(event.sentence)
+            if running.controller.router.state is MemberState.ENDED:
                 raise Unavailable("the router has died, and nobody can reach the workers without it")
         output.note("stopping (again Ctrl-C: at once)")
 

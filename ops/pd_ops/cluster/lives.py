@@ -1,0 +1,103 @@
+"""One life of a process: how it begins and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pd_engine.errors import DeadlineExceeded, PdRelayError
+from pd_engine.service.secret import new_secret
+from pd_engine.settings import Settings
+from pd_ops.cluster.actors import RouterStarted, actor_log_path
+from pd_ops.cluster.members import Member, MemberState
+from pd_ops.cluster.placed_actor import PlacedActor
+from pd_ops.cluster.plan import ActorPlan
+from pd_ops.cluster.restarts import RestartPacer, RestartPolicy
+
+STOP_MARGIN_S = 3.0
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Lives:
+    """Args:
+    host: that workers listen on; None: each on the address that Ray knows its host by.
+    counts_cpus: whether Ray shall set CPUs aside for each process, or take as many as there come.
+    """
+
+    def __init__(self, settings: Settings, *, host: str | None, counts_cpus: bool) -> None:
+        self.settings = settings
+        self._host = host
+        self._counts_cpus = counts_cpus
+        self._secret = new_secret()
+        self._policy = RestartPolicy(
+            first_delay_s=settings.cluster.restart_delay_s, max_delay_s=settings.cluster.max_restart_delay_s
+        )
+        self._numbers: Counter[str] = Counter()
+
+    def new_member(self, plan: ActorPlan) -> Member:
+        return Member(plan=plan, pacer=RestartPacer(self._policy))
+
+    async def begin(self, member: Member) -> None:
+        """Starts its process, and returns when that serves. A router has no workers yet.
+
+        Raises:
+            PdRelayError: that it answered with; its process may still be there.
+        """
+        self._numbers[member.actor_id] += 1
+        member.actor = PlacedActor(
+            member.plan, self.settings, life=self._numbers[member.actor_id], host=self._host, secret=self._secret,
+            counts_cpus=self._counts_cpus,
+        )
+        member.started = await member.actor.call("start")
+        if isinstance(member.started, RouterStarted):
+            self._keep_ports(member.started)
+        member.pacer.note_serving(time.monotonic())
+        member.move(MemberState.SERVING)
+
+    async def in_time(self, what: str, work: Coroutine[Any, Any, T]) -> T:
+        """Raises:
+        DeadlineExceeded: `work` was not done within `cluster.start_timeout_s`.
+        """
+        timeout_s = self.settings.cluster.start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{what} was not ready in {timeout_s:g} s (cluster.start_timeout_s); its logs are in "
+                f"{self.log_path('router').parent}"
+            ) from None
+
+    async def finish(self, member: Member, method: str, drain_s: float) -> bool:
+        """Lets it end by itself; `method` is how its actor is asked to. Whether all its requests had ended."""
+        if member.actor is None:
+            return True
+        try:
+            async with asyncio.timeout(drain_s + STOP_MARGIN_S):
+                return await member.actor.call(method, drain_s) is not False
+        except (PdRelayError, TimeoutError) as error:
+            log.warning("%s did not stop by itself: %s", member.actor_id, error)
+            return False
+
+    def kill(self, member: Member) -> None:
+        """Ends its process at once, if there is one."""
+        if member.actor is not None:
+            member.actor.kill()
+        if member.state is not MemberState.ENDED:
+            member.move(MemberState.ENDED)
+
+    def log_path(self, actor_id: str) -> Path:
+        return actor_log_path(self.settings.cluster.name, actor_id)
+
+    def _keep_ports(self, started: RouterStarted) -> None:
+        """The next router listens where this one does, also if its ports were any free ones."""
+        grpc_port, http_port = (int(one.rpartition(":")[2]) for one in (started.grpc_address, started.http_address))
+        router = self.settings.router.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
+        self.settings = self.settings.model_copy(update={"router": router})

@@ -1,0 +1,86 @@
+"""One process that Ray has placed: calls to it, its end."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayError
+
+from pd_engine.errors import Internal, Unavailable
+from pd_engine.settings import Settings
+from pd_ops.cluster.actors import Failure, RouterActor, WorkerActor, actor_log_path
+from pd_ops.cluster.plan import ActorPlan, Role
+
+ray: Any = importlib.import_module("ray")  # Any: it is typed in parts only
+
+
+class PlacedActor:
+    """One life of a process.
+
+    Args:
+        life: 1 for the first process of this id.
+        host: that a worker listens on; None: the address that Ray knows its host by.
+        counts_cpus: whether Ray shall set CPUs aside for it.
+    """
+
+    def __init__(
+        self, plan: ActorPlan, settings: Settings, *, life: int, host: str | None, secret: str, counts_cpus: bool
+    ) -> None:
+        self.plan = plan
+        self._log_path = actor_log_path(settings.cluster.name, plan.actor_id)
+        cls = ray.remote(RouterActor if plan.role is Role.ROUTER else WorkerActor)
+        placed = cls.options(**_options(plan, life, counts_cpus=counts_cpus))
+        if plan.role is Role.ROUTER:
+            self._handle = placed.remote(settings, secret=secret, life=life)
+        else:
+            self._handle = placed.remote(
+                plan.role, settings, worker_id=plan.actor_id, host=host, secret=secret, life=life
+            )
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Raises:
+        PdRelayError: that the actor answered with, or `Unavailable` if its process died.
+        """
+        try:
+            answer = await getattr(self._handle, method).remote(*args)
+        except RayError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise Unavailable(f"{self.plan.actor_id} died ({reason}); its log: {self._log_path}") from None
+        if isinstance(answer, Failure):
+            failure = answer.error()
+            where = f"; log: {self._log_path}" if isinstance(failure, Internal) else ""
+            raise type(failure)(f"{self.plan.actor_id}: {failure.message}{where}")
+        return answer
+
+    async def ended(self) -> None:
+        """Returns when its process has ended."""
+        try:
+            await self._handle.wait_for_death.remote()
+        except RayError:
+            return
+        raise AssertionError(f"{self.plan.actor_id} answered a call that never answers")
+
+    def kill(self) -> None:
+        """Ends its process at once."""
+        ray.kill(self._handle)
+
+    @property
+    def log_path(self) -> Path:
+        return self._log_path
+
+
+def _options(plan: ActorPlan, life: int, *, counts_cpus: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        # A name is free again only when Ray has seen its bearer's end, so every life has its own.
+        "name": plan.actor_id if life == 1 else f"{plan.actor_id}.{life}",
+        "num_cpus": plan.num_cpus if counts_cpus else 0, "max_restarts": 0, "max_task_retries": 0,
+    }
+    if plan.placement.label_selector:
+        options["label_selector"] = dict(plan.placement.label_selector)
+    if plan.placement.node_id is not None:
+        options["scheduling_strategy"] = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            plan.placement.node_id, soft=False
+        )
+    return options
