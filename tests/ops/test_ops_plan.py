@@ -20,6 +20,15 @@ def test_ids_and_cpus() -> None:
     assert plan.num_cpus == 1 + 5 * 4
 
 
+def test_another_worker_has_the_lowest_number_that_is_free() -> None:
+    placements = {role: Placement(label_selector={"pool": role.value}) for role in Role}
+    plan = plan_cluster(SETTINGS, placements)
+    assert plan.another(Role.DECODE, []).actor_id == "decode-0"
+    another = plan.another(Role.DECODE, ["decode-0", "decode-2", "prefill-1"])
+    assert (another.actor_id, another.num_cpus) == ("decode-1", 4)
+    assert another.placement == placements[Role.DECODE]
+
+
 def test_each_role_has_its_own_placement() -> None:
     placements = {role: Placement(label_selector={"pool": role.value}) for role in Role}
     plan = plan_cluster(SETTINGS, placements)

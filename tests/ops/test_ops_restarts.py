@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pd_engine.settings import load_settings
-from pd_ops.cluster.members import Member, MemberState, free_id
+from pd_ops.cluster.members import Member, MemberState
 from pd_ops.cluster.plan import Role, plan_cluster
 from pd_ops.cluster.restarts import STABLE_S, RestartPacer, RestartPolicy
 
@@ -61,8 +61,3 @@ def test_who_drains_gets_nothing_new_and_does_not_come_back() -> None:
     assert not one.is_expected
     with pytest.raises(AssertionError, match="decode-0: draining -> serving"):
         one.move(MemberState.SERVING)
-
-
-def test_ids_are_the_lowest_that_are_free() -> None:
-    assert free_id(Role.DECODE, []) == "decode-0"
-    assert free_id(Role.DECODE, ["decode-0", "decode-2", "prefill-1"]) == "decode-1"

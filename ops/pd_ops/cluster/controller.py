@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pd_engine.errors import PdRelayError, ResourceExhausted
+from pd_engine.errors import PdRelayError
 from pd_engine.settings import Settings
 from pd_ops.cluster.actors import RouterStarted, WorkerPlace, WorkerStarted
 from pd_ops.cluster.events import ClusterEvent, EventKind
 from pd_ops.cluster.lives import Lives
 from pd_ops.cluster.members import Member, MemberState
-from pd_ops.cluster.plan import ActorPlan, ClusterPlan, Role, check_placeable
+from pd_ops.cluster.plan import ActorPlan, ClusterPlan, Role
 
 T = TypeVar("T")
-ray: Any = importlib.import_module("ray")  # Any: it is typed in parts only
 
 log = logging.getLogger(__name__)
 
@@ -273,22 +271,6 @@ class Controller:
             for worker in self._workers.values()
             if isinstance(worker.started, WorkerStarted)
         ])
-
-
-def check_resources(plan: ClusterPlan) -> None:
-    """Refuses a plan for which a joined Ray has no host or not enough free CPUs: Ray would wait in silence.
-
-    Raises:
-        InvalidArgument: labels or a node that no host has.
-        ResourceExhausted: too few free CPUs.
-    """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    check_placeable(plan, {node["NodeID"]: node["Labels"] for node in nodes})
-    free = ray.available_resources().get("CPU", 0.0)
-    if free < plan.num_cpus:
-        raise ResourceExhausted(
-            f"the cluster needs {plan.num_cpus} CPUs of Ray, which has {free:g} free on {len(nodes)} hosts"
-        )
 
 
 def _ready_worker(member: Member) -> ReadyWorker:

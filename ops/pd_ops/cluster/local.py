@@ -6,10 +6,13 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pd_engine.settings import Settings
+from pd_ops.cluster.control_server import control_server
 from pd_ops.cluster.interrupts import Interrupts, interruptible, unless
+from pd_ops.cluster.operations import Operations
 from pd_ops.cluster.plan import plan_cluster
 from pd_ops.cluster.preflight import check_ops, check_ports
 from pd_ops.cluster.ray_runtime import RayRuntime, connected
@@ -73,7 +76,8 @@ class LocalCluster:
             KeyboardInterrupt: a signal came while it was starting.
             PdRelayError: of the actor that could not start.
         """
-        from pd_ops.cluster.controller import Controller, check_resources  # Ray's environment is set by now
+        from pd_ops.cluster.controller import Controller  # Ray's environment is set by now
+        from pd_ops.cluster.ray_room import check_resources, check_room
 
         plan = plan_cluster(self.settings, self.runtime.placements_on_this_host())
         if not self.runtime.is_own:
@@ -85,13 +89,16 @@ class LocalCluster:
             ready = await unless(interrupts.first, controller.start())
             if ready is None:
                 raise KeyboardInterrupt
-            state = replace(
-                self.state, phase=Phase.READY, grpc_address=ready.router.grpc_address,
-                http_address=ready.router.http_address, ray_address=self.runtime.address,
-            )
-            self.state_file.write(state)
-            yield RunningCluster(state=state, ready=ready, controller=controller)
-            self.state_file.write(replace(state, phase=Phase.STOPPING))
+            operations = Operations(controller, partial(check_room, controller, is_local=self.runtime.is_own))
+            async with control_server(operations) as control_address:
+                state = replace(
+                    self.state, phase=Phase.READY, grpc_address=ready.router.grpc_address,
+                    http_address=ready.router.http_address, ray_address=self.runtime.address,
+                    control_address=control_address,
+                )
+                self.state_file.write(state)
+                yield RunningCluster(state=state, ready=ready, controller=controller)
+                self.state_file.write(replace(state, phase=Phase.STOPPING))
             await unless(interrupts.second, controller.stop(DRAIN_S))
         finally:
             controller.kill()

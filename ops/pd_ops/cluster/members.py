@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -76,12 +75,3 @@ class Member:
             "pid": self.started.pid if self.started is not None else None, "restarts": self.num_restarts,
             "last_end": self.last_end or None,
         }
-
-
-def free_id(role: Role, taken: Iterable[str]) -> str:
-    """The id of that role with the lowest number that nobody has."""
-    known = set(taken)
-    number = 0
-    while (actor_id := f"{role.value}-{number}") in known:
-        number += 1
-    return actor_id

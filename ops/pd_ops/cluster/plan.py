@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -67,6 +67,15 @@ class ClusterPlan:
     def num_cpus(self) -> int:
         """Logical CPUs that Ray must have for all of it."""
         return sum(actor.num_cpus for actor in self.actors)
+
+    def another(self, role: Role, taken: Iterable[str]) -> ActorPlan:
+        """One worker more of that role, with the lowest number that nobody has; where and as large as the others."""
+        known = set(taken)
+        number = 0
+        while (actor_id := f"{role.value}-{number}") in known:
+            number += 1
+        example = next(worker for worker in self.workers if worker.role is role)
+        return replace(example, actor_id=actor_id)
 
 
 def plan_cluster(settings: Settings, placements: Mapping[Role, Placement] = ANYWHERE) -> ClusterPlan:

@@ -48,6 +48,7 @@ class ClusterState:
         model: path of the checkpoint.
         grpc_address, http_address: "host:port" of the router.
         ray_address: of Ray's control store.
+        control_address: where the controller listens; see `control_server`.
         log_directory: the actors' log files, on each host.
     """
 
@@ -58,6 +59,7 @@ class ClusterState:
     grpc_address: str = ""
     http_address: str = ""
     ray_address: str = ""
+    control_address: str = ""
     log_directory: str = ""
 
     def to_json(self) -> str:

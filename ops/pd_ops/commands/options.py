@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from pd_engine.errors import InvalidArgument, shown
 from pd_engine.priority import MAX_PRIORITY
+from pd_ops.cluster.control_messages import MAX_ID_CHARS
 from pd_ops.output import Output, redirect_prints
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
@@ -76,6 +78,15 @@ def start(context: typer.Context, as_json: bool) -> Output:
     output: Output = context.obj
     output.as_json = as_json
     return output
+
+
+def checked_worker(worker: str) -> str:
+    """Raises:
+    InvalidArgument: no worker can have this id.
+    """
+    if not 1 <= len(worker) <= MAX_ID_CHARS:
+        raise InvalidArgument(f"a worker's id has 1 to {MAX_ID_CHARS} characters, got {shown(worker)}")
+    return worker
 
 
 def overrides(**values: Any) -> dict[str, Any]:

@@ -7,7 +7,10 @@ import asyncio
 import typer
 
 from pd_engine.contracts import api_pb2
+from pd_engine.errors import Unavailable
 from pd_ops.client import find_router, ready_state, router_client
+from pd_ops.cluster.control_client import ask_controller
+from pd_ops.cluster.control_messages import StatusRequest
 from pd_ops.cluster.processes import resident_bytes_below
 from pd_ops.commands import options
 from pd_ops.output import Document
@@ -32,10 +35,16 @@ def command(
     output = options.start(context, as_json)
     is_named = address is None and grpc_port is None
     serving_pid = ready_state(cluster).pid if is_named else None
-    info = asyncio.run(_server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
-    document = status_document(info, serving_pid)
+    processes = asyncio.run(ask_controller(cluster, StatusRequest())) if is_named else None
+    try:
+        info = asyncio.run(_server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
+    except Unavailable:
+        if processes is not None:
+            output.text("\n".join(processes_lines(processes)))
+        raise
+    document = {**status_document(info, serving_pid), "processes": processes}
     output.document(document)
-    output.text(status_text(document))
+    output.text("\n".join([status_text(document), *processes_lines(processes or {})]))
 
 
 async def _server_info(router: str) -> api_pb2.GetServerInfoResponse:
@@ -66,6 +75,17 @@ def status_document(info: api_pb2.GetServerInfoResponse, serving_pid: int | None
         "cluster": info.cluster, "version": info.version, "uptime_seconds": info.uptime_seconds,
         "active_requests": info.active_requests, "router_pid": info.router_pid, "workers": workers, "memory": memory,
     }
+
+
+def processes_lines(processes: Document) -> list[str]:
+    """What the controller has to tell: what does not simply serve, and what has been started again."""
+    members = [processes["router"], *processes["workers"]] if processes else []
+    lines = [
+        f"{member['id']} is {member['state']}, restarts: {member['restarts']}"
+        + (f" ({member['last_end']})" if member["last_end"] else "")
+        for member in members if member["state"] != "serving" or member["restarts"]
+    ]
+    return lines + ([f"under way: {processes['operation']}"] if processes and processes["operation"] else [])
 
 
 def _worker_document(worker: api_pb2.WorkerStatus) -> Document:

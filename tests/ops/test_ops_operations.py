@@ -1,0 +1,190 @@
+"""Scaling, draining, rolling and changing roles, step by step, over processes that are only pretended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from pd_engine.settings import Settings, load_settings
+from pd_ops.cluster.control_messages import (
+    DrainRequest,
+    RoleRequest,
+    RollRequest,
+    ScaleRequest,
+    SettingsRequest,
+    StatusRequest,
+)
+from pd_ops.cluster.members import Member, MemberState
+from pd_ops.cluster.operations import Caller, Operations
+from pd_ops.cluster.plan import ActorPlan, ClusterPlan, Role, plan_cluster
+from pd_ops.cluster.restarts import RestartPacer, RestartPolicy
+
+
+class PretendedFleet:
+    """Attributes:
+    log: what was done, in order.
+    failing: ids of workers that do not start.
+    least: the smallest number of serving workers that each pool had.
+    """
+
+    def __init__(self, prefill: int = 1, decode: int = 1) -> None:
+        self.settings: Settings = load_settings(None, {"prefill.workers": prefill, "decode.workers": decode})
+        self.plan: ClusterPlan = plan_cluster(self.settings)
+        self.router = self._member(self.plan.router)
+        self._workers = {plan.actor_id: self._member(plan) for plan in self.plan.workers}
+        self.log: list[str] = []
+        self.failing: set[str] = set()
+        self.least = dict.fromkeys((Role.PREFILL, Role.DECODE), 1_000)
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    @property
+    def workers(self) -> tuple[Member, ...]:
+        return tuple(self._workers.values())
+
+    async def add_worker(self, plan: ActorPlan) -> Member:
+        await self.may_go_on.wait()
+        if plan.actor_id in self.failing:
+            raise Unavailable(f"{plan.actor_id} died")
+        assert plan.actor_id not in self._workers
+        self.log.append(f"+{plan.actor_id}")
+        self._workers[plan.actor_id] = self._member(plan)
+        return self._workers[plan.actor_id]
+
+    async def remove_worker(self, member: Member, drain_s: float) -> bool:
+        if member.state is MemberState.SERVING:
+            member.move(MemberState.DRAINING)
+        for role in self.least:
+            serving = [one for one in self.workers if one.role is role and one.state is MemberState.SERVING]
+            self.least[role] = min(self.least[role], len(serving))
+        await asyncio.sleep(0)
+        self.log.append(f"-{member.actor_id}")
+        del self._workers[member.actor_id]
+        return drain_s > 0
+
+    async def replace_router(self, drain_s: float) -> bool:
+        self.log.append("router")
+        return True
+
+    def member(self, actor_id: str) -> Member:
+        return self._workers[actor_id]
+
+    @staticmethod
+    def _member(plan: ActorPlan) -> Member:
+        pacer = RestartPacer(RestartPolicy(first_delay_s=1.0, max_delay_s=1.0))
+        return Member(plan=plan, pacer=pacer, state=MemberState.SERVING)
+
+
+def operations(fleet: PretendedFleet) -> Operations:
+    return Operations(fleet, lambda roles: None)
+
+
+def caller() -> Caller:
+    return Caller(lambda sentence: None)
+
+
+async def test_a_pool_grows_and_shrinks_by_its_highest_numbers() -> None:
+    fleet = PretendedFleet(prefill=1, decode=3)
+    result = await operations(fleet).run(ScaleRequest(prefill=3, decode=1, drain_s=1.0), caller())
+    assert fleet.log == ["+prefill-1", "+prefill-2", "-decode-2", "-decode-1"]
+    assert result == {
+        "added": ["prefill-1", "prefill-2"], "removed": {"decode-2": True, "decode-1": True}, "interrupted": False,
+        "pools": {"prefill": 3, "decode": 1},
+    }
+    again = await operations(fleet).run(ScaleRequest(prefill=3, drain_s=1.0), caller())
+    assert (again["added"], again["removed"]) == ([], {})
+
+
+async def test_who_does_not_serve_goes_first() -> None:
+    fleet = PretendedFleet(decode=3)
+    fleet.member("decode-0").move(MemberState.WAITING)
+    await operations(fleet).run(ScaleRequest(decode=2, drain_s=1.0), caller())
+    assert fleet.log == ["-decode-0"]
+
+
+async def test_a_worker_that_does_not_start_is_told_and_the_others_stay() -> None:
+    fleet = PretendedFleet(decode=2)
+    fleet.failing = {"prefill-1"}
+    with pytest.raises(Unavailable, match="prefill-1 died; the cluster has prefill=2, decode=2"):
+        await operations(fleet).run(ScaleRequest(prefill=3, decode=1, drain_s=1.0), caller())
+    assert fleet.log == ["+prefill-2"]
+
+
+async def test_no_room_changes_nothing() -> None:
+    fleet = PretendedFleet()
+
+    def refuse(roles: Sequence[Role]) -> None:
+        raise ResourceExhausted(f"no room for {len(roles)}")
+
+    with pytest.raises(ResourceExhausted, match="no room for 3"):
+        await Operations(fleet, refuse).run(ScaleRequest(prefill=3, decode=2, drain_s=1.0), caller())
+    assert fleet.log == []
+
+
+async def test_a_worker_is_drained_unless_it_is_the_last_that_serves() -> None:
+    fleet = PretendedFleet(decode=2)
+    result = await operations(fleet).run(DrainRequest(worker="decode-0", drain_s=0.0), caller())
+    assert result == {"worker": "decode-0", "drained": False, "pools": {"prefill": 1, "decode": 1}}
+    with pytest.raises(FailedPrecondition, match=r"decode-1 is the last decode worker that serves.*scale decode=2"):
+        await operations(fleet).run(DrainRequest(worker="decode-1", drain_s=0.0), caller())
+    with pytest.raises(NotFound, match="no worker 'decode-7'; it has prefill-0, decode-1"):
+        await operations(fleet).run(DrainRequest(worker="decode-7", drain_s=0.0), caller())
+
+
+async def test_one_that_is_being_started_again_is_no_substitute() -> None:
+    fleet = PretendedFleet(decode=2)
+    fleet.member("decode-1").move(MemberState.WAITING)
+    with pytest.raises(FailedPrecondition, match="last decode worker"):
+        await operations(fleet).run(DrainRequest(worker="decode-0", drain_s=0.0), caller())
+
+
+async def test_a_role_is_changed_by_a_new_process_first() -> None:
+    fleet = PretendedFleet(prefill=2)
+    result = await operations(fleet).run(RoleRequest(worker="prefill-0", role="decode", drain_s=1.0), caller())
+    assert fleet.log == ["+decode-1", "-prefill-0"]
+    assert (result["replaced_by"], result["pools"]) == ("decode-1", {"prefill": 1, "decode": 2})
+    with pytest.raises(InvalidArgument, match="decode-1 is a decode worker"):
+        await operations(fleet).run(RoleRequest(worker="decode-1", role="decode", drain_s=1.0), caller())
+    with pytest.raises(FailedPrecondition, match="last prefill worker"):
+        await operations(fleet).run(RoleRequest(worker="prefill-1", role="decode", drain_s=1.0), caller())
+
+
+async def test_a_roll_replaces_all_and_never_has_fewer() -> None:
+    fleet = PretendedFleet(prefill=1, decode=2)
+    result = await operations(fleet).run(RollRequest(drain_s=1.0), caller())
+    assert fleet.log == [
+        "+prefill-1", "-prefill-0", "+decode-2", "-decode-0", "+decode-0", "-decode-1", "router",
+    ]
+    assert fleet.least == {Role.PREFILL: 1, Role.DECODE: 2}
+    assert [one["by"] for one in result["replaced"]] == ["prefill-1", "decode-2", "decode-0", "router"]
+
+
+async def test_an_operation_whose_caller_left_ends_after_its_step() -> None:
+    fleet = PretendedFleet(prefill=1, decode=2)
+    leaver = Caller(lambda sentence: leaver.has_left.set())
+    result = await operations(fleet).run(RollRequest(drain_s=1.0), leaver)
+    assert fleet.log == ["+prefill-1", "-prefill-0"]
+    assert result["interrupted"]
+    leaver = Caller(lambda sentence: leaver.has_left.set())
+    result = await operations(fleet).run(ScaleRequest(prefill=2, decode=1, drain_s=1.0), leaver)
+    assert (fleet.log[2:], result["interrupted"]) == (["+prefill-0"], True)
+
+
+async def test_one_operation_at_a_time() -> None:
+    fleet = PretendedFleet()
+    both = operations(fleet)
+    fleet.may_go_on.clear()
+    first = asyncio.create_task(both.run(ScaleRequest(decode=2, drain_s=1.0), caller()))
+    await asyncio.sleep(0)
+    assert (await both.run(StatusRequest(), caller()))["operation"] == "scale"
+    with pytest.raises(FailedPrecondition, match="`scale` is under way"):
+        await both.run(RollRequest(drain_s=1.0), caller())
+    fleet.may_go_on.set()
+    await first
+    status = await both.run(StatusRequest(), caller())
+    assert status["operation"] is None
+    assert [worker["id"] for worker in status["workers"]] == ["prefill-0", "decode-0", "decode-1"]
+    assert (await both.run(SettingsRequest(), caller()))["model"] == "demo"
