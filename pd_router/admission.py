@@ -19,11 +19,11 @@ class Admission:
         self._max_running = max_running_requests
         self._mean_duration_ms: float | None = None
 
-    def admit(self, num_running: int) -> None:
+    def admit(self, num_running: int, num_more: int = 1) -> None:
         """Raises:
-        ResourceExhausted: the system is full.
+        ResourceExhausted: the system has no room for `num_more`.
         """
-        if num_running >= self._max_running:
+        if num_running + num_more > self._max_running:
             raise ResourceExhausted(
                 f"{num_running} requests are running; at most {self._max_running} are allowed at once",
                 retry_after_ms=self.retry_after_ms(),

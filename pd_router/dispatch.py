@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from pd_engine.errors import AlreadyExists, PdRelayError, Unavailable
-from pd_engine.sequence import FinishReason, SampledToken
+from pd_engine.errors import AlreadyExists, InvalidArgument, PdRelayError, Unavailable
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.text.output import OutputText
 from pd_engine.text.tokenizer import Tokenizer
 from pd_router.admission import Admission
 from pd_router.gate import RoomGate
-from pd_router.journey import HandoffReport, Journey, JourneyState
+from pd_router.journey import Journey
 from pd_router.metrics import Metrics
 from pd_router.placement import Placement, Refusal, place
 from pd_router.registry import Registry
-from pd_router.request import Request
+from pd_router.request import Request, Submission
 from pd_router.runner import JourneyRunner
+from pd_router.running import RunningChoice, RunningRequest
 from pd_router.stream import Chunk, TokenStream
 from pd_router.wanted import PromptHashes, placement_request
 
@@ -42,98 +42,6 @@ class DispatchSettings:
     projected_tokens: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """Everything about a request that ended without an error. `stop_reason` as in `StreamEnd`; `placement` is the last
-    one, if it was asked for."""
-
-    request: Request
-    tokens: tuple[SampledToken, ...]
-    text: str
-    finish_reason: FinishReason
-    stop_reason: str
-    num_cached_tokens: int
-    num_accepted: int
-    num_drafted: int
-    handoff: HandoffReport | None
-    placement: Placement | None
-
-
-class RunningRequest:
-    """One request on its way. Iterate over it to the end, or close it; it is forgotten by itself."""
-
-    def __init__(self, request: Request, journey: Journey, on_first: Callable[[], None]) -> None:
-        self.request = request
-        self._journey = journey
-        self._on_first = on_first
-        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self, runner: JourneyRunner) -> asyncio.Task[None]:
-        self._task = asyncio.create_task(runner.run(), name=f"journey {self._journey.journey_id}")
-        self._task.add_done_callback(lambda _: self._chunks.put_nowait(None))
-        return self._task
-
-    def emit(self, chunk: Chunk) -> None:
-        if chunk.index == 0:
-            self._on_first()
-        self._chunks.put_nowait(chunk)
-
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """Tokens as they come; those that came while the reader was busy in one chunk."""
-        while (chunk := await self._chunks.get()) is not None:
-            ended = False
-            while not self._chunks.empty() and not ended:
-                following = self._chunks.get_nowait()
-                if following is None:
-                    ended = True
-                else:
-                    chunk = Chunk(chunk.index, chunk.tokens + following.tokens, chunk.text + following.text)
-            yield chunk
-            if ended:
-                return
-
-    def result(self) -> Result:
-        """After the last chunk.
-
-        Raises:
-            PdRelayError: the request was rejected or has failed.
-        """
-        journey = self._journey
-        assert journey.ended, journey.state
-        if journey.error is not None and journey.state is not JourneyState.CANCELLED:
-            raise journey.error
-        end = journey.stream.end
-        held_text = "" if end is not None else journey.stream.finish_text()
-        assert end is not None or journey.state is JourneyState.CANCELLED, (journey.state, held_text)
-        return Result(
-            request=self.request,
-            tokens=tuple(journey.stream.tokens),
-            text=journey.stream.text,
-            finish_reason=end.finish_reason if end is not None else FinishReason.CANCELLED,
-            stop_reason=end.stop_reason if end is not None else "",
-            num_cached_tokens=journey.num_cached_tokens or 0,
-            num_accepted=journey.num_accepted,
-            num_drafted=journey.num_drafted,
-            handoff=journey.handoff,
-            placement=journey.placement,
-        )
-
-    def cancel(self) -> None:
-        """Ends it, unless it has ended; everything it holds anywhere is released."""
-        self._journey.cancel()
-        self._end()
-
-    def fail(self, error: PdRelayError) -> None:
-        """Ends it too; `result` raises the error."""
-        self._journey.give_up(error)
-        self._end()
-
-    def _end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-
 class Dispatcher:
     def __init__(
         self, settings: DispatchSettings, *, registry: Registry, tokenizer: Tokenizer, metrics: Metrics,
@@ -152,28 +60,34 @@ class Dispatcher:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        """Choices that have not ended."""
+        return len(self._tasks)
 
-    def admit(self) -> None:
+    def admit(self, num_choices: int = 1) -> None:
         """To be asked before work is spent on a request.
 
         Raises:
+            InvalidArgument: it has more choices than may ever run.
             ResourceExhausted: too many run; with a retry hint.
             Unavailable: the router is stopping, or a pool has no worker.
         """
         if self._draining:
             raise _stopping()
-        self._admission.admit(len(self._running))
+        if num_choices > self._settings.max_running_requests:
+            raise InvalidArgument(
+                f"the request has {num_choices} choices; at most {self._settings.max_running_requests} run at once here"
+            )
+        self._admission.admit(self.num_running, num_choices)
 
     @contextlib.asynccontextmanager
-    async def run(self, request: Request) -> AsyncIterator[RunningRequest]:
+    async def run(self, submission: Submission) -> AsyncIterator[RunningRequest]:
         """A started request; leaving the block before its end cancels it.
 
         Raises:
             AlreadyExists: a request with this id is running.
-            ResourceExhausted, Unavailable: as `admit`.
+            InvalidArgument, ResourceExhausted, Unavailable: as `admit`.
         """
-        running = self._start(request)
+        running = self._start(submission)
         try:
             yield running
         finally:
@@ -209,53 +123,68 @@ class Dispatcher:
             running.fail(_stopping())
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, request: Request) -> RunningRequest:
-        self.admit()
-        if request.request_id in self._running:
-            raise AlreadyExists(f"a request with id {request.request_id!r} is running")
-        now_s = asyncio.get_running_loop().time
-        begun_s = now_s()
+    def _start(self, submission: Submission) -> RunningRequest:
+        self.admit(len(submission.choices))
+        if submission.request_id in self._running:
+            raise AlreadyExists(f"a request with id {submission.request_id!r} is running")
+        running = RunningRequest(submission, [self._new_choice(request) for request in submission.choices])
+        self._running[submission.request_id] = running
+        for choice in running.choices:
+            self._start_choice(running, choice)
+        return running
+
+    def _new_choice(self, request: Request) -> RunningChoice:
         stream = TokenStream(
             text=OutputText(self._tokenizer, request.params.stop, min_tokens=request.params.min_tokens),
             ending_ids=request.ending_ids,
             max_tokens=request.params.max_tokens,
         )
         journey = Journey(self._new_id(), stream, max_attempts=self._settings.max_attempts)
-        running = RunningRequest(
-            request, journey, on_first=lambda: self._metrics.note_first_token(now_s() - begun_s)
-        )
+        return RunningChoice(request, journey)
+
+    def _start_choice(self, running: RunningRequest, choice: RunningChoice) -> None:
+        now_s = asyncio.get_running_loop().time
+        begun_s = now_s()
+
+        def emit(chunk: Chunk) -> None:
+            if chunk.index == 0:
+                self._metrics.note_first_token(now_s() - begun_s)
+            running.wake()
+
         runner = JourneyRunner(
-            request,
-            journey,
+            choice.request,
+            choice.journey,
             registry=self._registry,
             gate=self._gate,
-            speculate=self._speculate(request),
+            speculate=self._speculate(choice.request),
             projected_tokens=self._settings.projected_tokens,
-            emit=running.emit,
+            emit=emit,
             timeout_s=self._settings.timeout_s,
             handoff_wait_s=self._settings.handoff_wait_s,
             recovery_wait_s=self._settings.recovery_wait_s,
             ttft_target_ms=self._settings.ttft_target_ms,
         )
-        task = running.start(runner)
-        self._running[request.request_id] = running
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._ended(task, request, journey, now_s() - begun_s))
-        return running
+        choice.task = asyncio.create_task(runner.run(), name=f"journey {choice.journey.journey_id}")
+        self._tasks.add(choice.task)
+        choice.task.add_done_callback(lambda task: self._ended(task, running, choice, now_s() - begun_s))
 
     def _speculate(self, request: Request) -> int:
         """Draft tokens a step."""
         wanted = request.params.speculate
         return min(self._settings.speculate if wanted is None else wanted, self._registry.max_speculate)
 
-    def _ended(self, task: asyncio.Task[None], request: Request, journey: Journey, seconds: float) -> None:
+    def _ended(self, task: asyncio.Task[None], running: RunningRequest, choice: RunningChoice, seconds: float) -> None:
+        request, journey = choice.request, choice.journey
         self._tasks.discard(task)
-        del self._running[request.request_id]
+        if running.ended and self._running.get(request.request_id) is running:
+            del self._running[request.request_id]
         self._admission.note_end(seconds * 1000)
         self._metrics.note_end(journey, num_prompt_tokens=len(request.prompt_ids), seconds=seconds)
+        running.wake()
         log.info(
-            "request %s, journey %s: %s after %d attempts, %d + %d tokens, %.1f ms%s",
+            "request %s, choice %d, journey %s: %s after %d attempts, %d + %d tokens, %.1f ms%s",
             request.request_id,
+            request.choice,
             journey.journey_id,
             journey.state.value,
             journey.attempt,

@@ -16,9 +16,10 @@ from pd_engine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP
 from pd_engine.sequence import SampledToken
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
-from pd_router.dispatch import Dispatcher, Result
+from pd_router.dispatch import Dispatcher
 from pd_router.placement_report import report_message
 from pd_router.request import MAX_MESSAGES, PlacementWish, Preparer, Prompt, RawRequest, TextPrompt
+from pd_router.running import Result
 from pd_router.status import Status
 from pd_router.stream import Chunk
 
@@ -40,16 +41,19 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         self._dispatcher.admit()
         prepared = await self._preparer.prepare(parse_request(request))
         async with self._dispatcher.run(prepared) as running:
-            async for chunk in running.chunks():
-                if request.stream:
-                    yield api.GenerateResponse(request_id=prepared.request_id, chunk=chunk_message(chunk))
-            yield api.GenerateResponse(request_id=prepared.request_id, complete=complete_message(running.result()))
+            async for update in running.updates():
+                if update.chunk is not None and request.stream:
+                    chunk = chunk_message(update.choice, update.chunk)
+                    yield api.GenerateResponse(request_id=prepared.request_id, chunk=chunk)
+                if update.ended:
+                    complete = complete_message(running.result(update.choice))
+                    yield api.GenerateResponse(request_id=prepared.request_id, complete=complete)
 
     async def Explain(self, request: api.GenerateRequest, context: Context) -> api.PlacementReport:
         check_counts(request, self._preparer)
         check_known_fields(request)
         prepared = await self._preparer.prepare(parse_request(request))
-        return report_message(await self._dispatcher.explain(prepared))
+        return report_message(await self._dispatcher.explain(prepared.choices[0]))
 
     async def Abort(self, request: api.AbortRequest, context: Context) -> api.AbortResponse:
         check_known_fields(request)
@@ -112,8 +116,9 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
     kind = request.WhichOneof("input")
     placement = request.placement
     return RawRequest(
-        prompt=_parse_prompt(request, kind),
+        prompts=(_parse_prompt(request, kind),),
         is_chat=kind == "chat",
+        num_choices=request.sampling_params.n if request.sampling_params.HasField("n") else 1,
         sampling=parse_sampling(request.sampling_params),
         request_id=request.request_id,
         placement=PlacementWish(
@@ -146,9 +151,6 @@ def _parse_prompt(request: api.GenerateRequest, kind: str | None) -> Prompt:
 
 def parse_sampling(params: api.SamplingParams) -> SamplingFields:
     """Absent fields are None: a proto default is never a sampling default."""
-    if params.HasField("n") and params.n != 1:
-        raise InvalidArgument(f"n must be 1, got {params.n}: send a request for each choice")
-
     def given(name: str) -> Any:
         return getattr(params, name) if params.HasField(name) else None
 
@@ -172,8 +174,9 @@ def parse_sampling(params: api.SamplingParams) -> SamplingFields:
     )
 
 
-def chunk_message(chunk: Chunk) -> api.GenerateStreamChunk:
+def chunk_message(choice: int, chunk: Chunk) -> api.GenerateStreamChunk:
     return api.GenerateStreamChunk(
+        choice=choice,
         index=chunk.index,
         token_ids=[token.token_id for token in chunk.tokens],
         text=chunk.text,
@@ -183,6 +186,7 @@ def chunk_message(chunk: Chunk) -> api.GenerateStreamChunk:
 
 def complete_message(result: Result) -> api.GenerateComplete:
     complete = api.GenerateComplete(
+        choice=result.request.choice,
         output_ids=[token.token_id for token in result.tokens],
         text=result.text,
         finish_reason=result.finish_reason.value,

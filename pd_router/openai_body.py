@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pd_engine.errors import InvalidArgument, shown
 from pd_engine.priority import DEFAULT_PRIORITY
-from pd_engine.sampling.params import MAX_LOGIT_BIAS, LogitBias
+from pd_engine.sampling.params import MAX_CHOICES, MAX_LOGIT_BIAS, LogitBias
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
 from pd_router.request import Prompt, RawRequest, TextPrompt
@@ -67,7 +67,7 @@ class OpenAIBody(_Strict):
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     speculate: int | None = None
-    n: int | None = Field(None, description="1")
+    n: int | None = Field(None, description="choices of each prompt")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="taken and not used")
@@ -78,10 +78,8 @@ class OpenAIBody(_Strict):
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingFields:
         """Raises:
-        InvalidArgument: more than one choice.
+        InvalidArgument: options that do not go together, or a bias that is none.
         """
-        if self.n not in (None, 1):
-            raise InvalidArgument(f"n must be 1, got {shown(self.n)}: send a request for each choice")
         if self.stream_options is not None and not self.stream:
             raise InvalidArgument("stream_options is only for stream: true")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -108,7 +106,7 @@ class OpenAIBody(_Strict):
 class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
-    prompt: Any = Field(description="text, token ids, or a list of one of these")
+    prompt: Any = Field(description="text, token ids, or a list of such prompts")
     logprobs: int | None = Field(None, description="how many of the most likely tokens to report")
 
     def request(self) -> RawRequest:
@@ -116,7 +114,8 @@ class CompletionBody(OpenAIBody):
         InvalidArgument: the prompt is of no known shape, or an option is not supported.
         """
         return RawRequest(
-            prompt=_parse_prompt(self.prompt),
+            prompts=_parse_prompts(self.prompt),
+            num_choices=1 if self.n is None else self.n,
             sampling=self.sampling(max_tokens=self.max_tokens, logprobs=self.logprobs),
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             request_id=self.request_id or "",
@@ -150,8 +149,9 @@ class ChatBody(OpenAIBody):
             raise InvalidArgument("top_logprobs is only for logprobs: true")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return RawRequest(
-            prompt=tuple(message.turn(index) for index, message in enumerate(self.messages)),
+            prompts=(tuple(message.turn(index) for index, message in enumerate(self.messages)),),
             is_chat=True,
+            num_choices=1 if self.n is None else self.n,
             sampling=self.sampling(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
             request_id=self.request_id or "",
             cache_salt=self.cache_salt or "",
@@ -212,15 +212,19 @@ def _parse_logit_bias(logit_bias: dict[str, Any]) -> LogitBias:
     return tuple(sorted((int(key), bias) for key, bias in logit_bias.items()))
 
 
+def _parse_prompts(prompt: Any) -> tuple[Prompt, ...]:
+    if not (isinstance(prompt, list) and prompt and all(isinstance(item, str | list) for item in prompt)):
+        return (_parse_prompt(prompt),)
+    if len(prompt) > MAX_CHOICES:
+        raise InvalidArgument(f"at most {MAX_CHOICES} prompts are allowed, got {len(prompt)}")
+    return tuple(_parse_prompt(item) for item in prompt)
+
+
 def _parse_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return TextPrompt(text=prompt)
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        return _parse_prompt(prompt[0])
     if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
         return tuple(prompt)
-    if isinstance(prompt, list) and len(prompt) > 1 and all(isinstance(item, str | list) for item in prompt):
-        raise InvalidArgument(f"one prompt a request is supported, got {len(prompt)}: send a request for each")
     raise InvalidArgument(f"prompt must be text or a list of token ids, and not empty, got {shown(prompt)}")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from pd_engine.sequence import SampledToken
 from pd_engine.text.tokenizer import Tokenizer
-from pd_router.dispatch import Result
-from pd_router.request import Request
+from pd_router.request import Request, Submission
+from pd_router.running import Result
 from pd_router.stream import Chunk
 
 MIN_LOGPROB = -9999.0  # JSON has no -infinity
@@ -19,58 +19,73 @@ Json = dict[str, Any]
 
 
 class ReplyFormat(ABC):
-    """Writes the replies of one request."""
+    """Writes the replies of one request. With `include_usage` every chunk has `usage`, null but in the last one."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, *, model: str, with_token_ids: bool) -> None:
-        self._request = request
+    def __init__(
+        self, submission: Submission, tokenizer: Tokenizer, *, model: str, with_token_ids: bool, include_usage: bool
+    ) -> None:
+        self._submission = submission
         self._tokenizer = tokenizer
         self._with_token_ids = with_token_ids
-        self._head = {"id": self.id_prefix + request.request_id, "created": int(time.time()), "model": model}
-        self._num_chars = 0
+        self._include_usage = include_usage
+        self._head = {"id": self.id_prefix + submission.request_id, "created": int(time.time()), "model": model}
+        self._num_chars = [0] * len(submission.choices)
 
     @abstractmethod
-    def opening(self) -> list[Json]:
-        """Chunks before the first token."""
+    def _opening_choice(self) -> Json | None:
+        """What a choice's stream begins with."""
 
     @abstractmethod
     def _whole_choice(self, result: Result) -> Json: ...
 
     @abstractmethod
-    def _chunk_choice(self, chunk: Chunk) -> Json: ...
+    def _chunk_choice(self, request: Request, chunk: Chunk) -> Json: ...
 
     @abstractmethod
     def _final_choice(self) -> Json: ...
 
-    def whole(self, result: Result) -> Json:
-        choice = {**self._whole_choice(result), "index": 0, **_reasons(result)}
-        if self._with_token_ids:
-            choice |= self._token_ids(0, result.tokens)
-        return {**self._head, "object": self.whole_object, "choices": [choice], "usage": usage(result)}
+    def whole(self, results: Sequence[Result]) -> Json:
+        choices = []
+        for result in results:
+            choice = {**self._whole_choice(result), "index": result.request.choice, **_reasons(result)}
+            if self._with_token_ids:
+                choice |= _token_ids(result.request, 0, result.tokens)
+            choices.append(choice)
+        usage = usage_of(self._submission, results)
+        return {**self._head, "object": self.whole_object, "choices": choices, "usage": usage}
 
-    def chunk(self, chunk: Chunk) -> Json | None:
+    def opening(self) -> list[Json]:
+        """Chunks before the first token."""
+        choice = self._opening_choice()
+        if choice is None:
+            return []
+        return [self._chunk([{"index": index, **choice}]) for index in range(len(self._submission.choices))]
+
+    def chunk(self, index: int, chunk: Chunk) -> Json | None:
         """None if it has nothing to show yet: its text is held back."""
-        if not (chunk.text or self._with_token_ids or self._request.params.logprobs is not None):
+        request = self._submission.choices[index]
+        if not (chunk.text or self._with_token_ids or request.params.logprobs is not None):
             return None
-        choice = {**self._chunk_choice(chunk), "index": 0, "finish_reason": None}
+        choice = {**self._chunk_choice(request, chunk), "index": index, "finish_reason": None}
         if self._with_token_ids:
-            choice |= self._token_ids(chunk.index, chunk.tokens)
+            choice |= _token_ids(request, chunk.index, chunk.tokens)
         return self._chunk([choice])
 
-    def closing(self, result: Result, *, include_usage: bool) -> list[Json]:
-        """Chunks after the last token."""
-        final = self._chunk([{**self._final_choice(), "index": 0, **_reasons(result)}])
-        return [final, {**self._chunk([]), "usage": usage(result)}] if include_usage else [final]
+    def final(self, result: Result) -> Json:
+        """A choice's last chunk."""
+        return self._chunk([{**self._final_choice(), "index": result.request.choice, **_reasons(result)}])
+
+    def closing(self, results: Sequence[Result]) -> list[Json]:
+        """Chunks after the last choice's last one."""
+        return [{**self._chunk([]), "usage": usage_of(self._submission, results)}] if self._include_usage else []
 
     def _chunk(self, choices: list[Json]) -> Json:
-        return {**self._head, "object": self.chunk_object, "choices": choices}
-
-    def _token_ids(self, index: int, tokens: Sequence[SampledToken]) -> Json:
-        ids: Json = {"token_ids": [token.token_id for token in tokens]}
-        return ids | {"prompt_token_ids": list(self._request.prompt_ids)} if index == 0 else ids
+        chunk = {**self._head, "object": self.chunk_object, "choices": choices}
+        return {**chunk, "usage": None} if self._include_usage else chunk
 
     def _token_text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id])
@@ -81,26 +96,26 @@ class CompletionFormat(ReplyFormat):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def opening(self) -> list[Json]:
-        return []
+    def _opening_choice(self) -> Json | None:
+        return None
 
     def _whole_choice(self, result: Result) -> Json:
-        return {"text": result.text, "logprobs": self._logprobs(result.tokens)}
+        return {"text": result.text, "logprobs": self._logprobs(result.request, result.tokens)}
 
-    def _chunk_choice(self, chunk: Chunk) -> Json:
-        return {"text": chunk.text, "logprobs": self._logprobs(chunk.tokens)}
+    def _chunk_choice(self, request: Request, chunk: Chunk) -> Json:
+        return {"text": chunk.text, "logprobs": self._logprobs(request, chunk.tokens)}
 
     def _final_choice(self) -> Json:
         return {"text": "", "logprobs": None}
 
-    def _logprobs(self, tokens: Sequence[SampledToken]) -> Json | None:
-        if self._request.params.logprobs is None:
+    def _logprobs(self, request: Request, tokens: Sequence[SampledToken]) -> Json | None:
+        if request.params.logprobs is None:
             return None
         texts = [self._token_text(token.token_id) for token in tokens]
         offsets = []
         for text in texts:
-            offsets.append(self._num_chars)
-            self._num_chars += len(text)
+            offsets.append(self._num_chars[request.choice])
+            self._num_chars[request.choice] += len(text)
         return {
             "tokens": texts,
             "token_logprobs": [_finite(token.logprobs.logprob) for token in tokens if token.logprobs],
@@ -123,22 +138,21 @@ class ChatFormat(ReplyFormat):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self) -> list[Json]:
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [self._chunk([choice])]
+    def _opening_choice(self) -> Json | None:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def _whole_choice(self, result: Result) -> Json:
         message = {"role": "assistant", "content": result.text}
-        return {"message": message, "logprobs": self._logprobs(result.tokens)}
+        return {"message": message, "logprobs": self._logprobs(result.request, result.tokens)}
 
-    def _chunk_choice(self, chunk: Chunk) -> Json:
-        return {"delta": {"content": chunk.text}, "logprobs": self._logprobs(chunk.tokens)}
+    def _chunk_choice(self, request: Request, chunk: Chunk) -> Json:
+        return {"delta": {"content": chunk.text}, "logprobs": self._logprobs(request, chunk.tokens)}
 
     def _final_choice(self) -> Json:
         return {"delta": {}, "logprobs": None}
 
-    def _logprobs(self, tokens: Sequence[SampledToken]) -> Json | None:
-        if self._request.params.logprobs is None:
+    def _logprobs(self, request: Request, tokens: Sequence[SampledToken]) -> Json | None:
+        if request.params.logprobs is None:
             return None
         return {
             "content": [
@@ -156,18 +170,28 @@ class ChatFormat(ReplyFormat):
         return {"token": self._token_text(token_id), "logprob": _finite(logprob), "bytes": list(data)}
 
 
-def usage(result: Result) -> Json:
-    num_prompt, num_completion = len(result.request.prompt_ids), len(result.tokens)
+def usage_of(submission: Submission, results: Sequence[Result]) -> Json:
+    """Of all choices together; a prompt counts once, and so does what was cached of it for each of its choices."""
+    num_prompt = sum(len(submission.choices[first].prompt_ids) for first in submission.firsts)
+    num_completion = sum(len(result.tokens) for result in results)
+    num_each = len(results) // submission.num_prompts
+    cached = (min(result.num_cached_tokens for result in results[i : i + num_each]) for i in submission.firsts)
+    num_accepted = sum(result.num_accepted for result in results)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {"cached_tokens": result.num_cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": result.num_accepted,
-            "rejected_prediction_tokens": result.num_drafted - result.num_accepted,
+            "accepted_prediction_tokens": num_accepted,
+            "rejected_prediction_tokens": sum(result.num_drafted for result in results) - num_accepted,
         },
     }
+
+
+def _token_ids(request: Request, index: int, tokens: Sequence[SampledToken]) -> Json:
+    ids: Json = {"token_ids": [token.token_id for token in tokens]}
+    return ids | {"prompt_token_ids": list(request.prompt_ids)} if index == 0 else ids
 
 
 def _reasons(result: Result) -> Json:

@@ -1,4 +1,4 @@
-"""A request as the doors hand it on: checked, tokenized, its sampling fixed."""
+"""A request as the doors hand it on: checked, tokenized, its sampling fixed, one part for each of its choices."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, shown
 from pd_engine.priority import DEFAULT_PRIORITY, check_priority
-from pd_engine.sampling.params import SamplingParams
+from pd_engine.sampling.params import MAX_CHOICES, SamplingParams, seed_of_choice
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import (
     GenerationDefaults,
@@ -57,13 +57,14 @@ Prompt = TextPrompt | tuple[ChatMessage, ...] | tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawRequest:
-    """What a client asked for. An empty `request_id` gets a random one.
+    """What a client asked for: `num_choices` of each prompt. An empty `request_id` gets a random one.
 
     `default_max_tokens` is its door's, for a request that names no max_tokens (`resolve_sampling`).
     """
 
-    prompt: Prompt
+    prompts: tuple[Prompt, ...]
     is_chat: bool = False
+    num_choices: int = 1
     sampling: SamplingFields = field(default_factory=SamplingFields)
     default_max_tokens: int | None = None
     request_id: str = ""
@@ -74,9 +75,10 @@ class RawRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What the system runs. `priority`: lower ones go first."""
+    """What a journey runs: one choice, number `choice` of its request. `priority`: lower ones go first."""
 
     request_id: str
+    choice: int = 0
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     ending_ids: frozenset[int]
@@ -84,6 +86,20 @@ class Request:
     cache_salt: str
     priority: int = DEFAULT_PRIORITY
     warnings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """All that a client asked for at once: its choices in order, those of one prompt side by side."""
+
+    request_id: str
+    choices: tuple[Request, ...]
+    num_prompts: int
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The first choice of each prompt."""
+        return tuple(range(0, len(self.choices), len(self.choices) // self.num_prompts))
 
 
 class Preparer:
@@ -94,19 +110,32 @@ class Preparer:
         self._defaults = defaults
         self._limits = limits
 
-    async def prepare(self, raw: RawRequest) -> Request:
+    async def prepare(self, raw: RawRequest) -> Submission:
         """Raises:
         InvalidArgument: something in the request is out of range, malformed or too long.
         """
         request_id = _check_request_id(raw.request_id) if raw.request_id else new_request_id()
         if len(raw.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgument(f"cache_salt has at most {MAX_SALT_CHARS} characters, got {len(raw.cache_salt)}")
-        priority = check_priority(raw.priority)
+        check_priority(raw.priority)
+        _check_num_choices(raw.num_choices, len(raw.prompts))
+        choices: list[Request] = []
+        for number, prompt in enumerate(raw.prompts):
+            await asyncio.sleep(0)  # the others' turn, where many prompts are tokenized
+            first = await self._first_choice(raw, prompt, number, request_id)
+            for c in range(raw.num_choices):
+                params = replace(first.params, seed=seed_of_choice(first.params.seed, c))
+                choices.append(replace(first, choice=len(choices), params=params))
+        return Submission(request_id=request_id, choices=tuple(choices), num_prompts=len(raw.prompts))
+
+    async def _first_choice(self, raw: RawRequest, prompt: Prompt, number: int, request_id: str) -> Request:
         limits = self._limits()
-        prompt_ids = await self.tokenize(raw.prompt, is_chat=raw.is_chat)
+        prompt_ids = await self.tokenize(prompt, is_chat=raw.is_chat)
         check_prompt(prompt_ids, limits)
         params = resolve_sampling(
-            raw.sampling, self._defaults, limits, num_prompt_tokens=len(prompt_ids), request_id=request_id,
+            raw.sampling, self._defaults, limits, num_prompt_tokens=len(prompt_ids),
+            # Equal prompts without a seed are to differ; no request id has a blank.
+            request_id=f"{request_id} {number}" if number else request_id,
             default_max_tokens=raw.default_max_tokens,
         )
         return Request(
@@ -117,7 +146,7 @@ class Preparer:
             ending_ids=frozenset(i for i in params.ending_ids(self._tokenizer.eos_token_ids) if i < limits.vocab_size),
             placement=raw.placement,
             cache_salt=raw.cache_salt,
-            priority=priority,
+            priority=raw.priority,
             warnings=tuple(self._tokenizer.prompt_warnings(prompt_ids)),
         )
 
@@ -160,6 +189,15 @@ class Preparer:
 
 def new_request_id() -> str:
     return secrets.token_hex(16)
+
+
+def _check_num_choices(num_choices: int, num_prompts: int) -> None:
+    if not 1 <= num_choices <= MAX_CHOICES:
+        raise InvalidArgument(f"n must be in [1, {MAX_CHOICES}], got {shown(num_choices)}")
+    if num_choices * num_prompts > MAX_CHOICES:
+        raise InvalidArgument(
+            f"a request has at most {MAX_CHOICES} choices, got {num_prompts} prompts with {num_choices} each"
+        )
 
 
 def _check_request_id(request_id: str) -> str:

@@ -34,23 +34,34 @@ class TokenStream:
     choice in several ways, a stop string counts before an ending token, and that before the length.
 
     Attributes:
-        tokens: sent so far, index by index.
-        text: shown so far.
+        tokens: known so far, index by index.
         end: why it has ended, None while it goes on.
     """
 
     def __init__(self, *, text: OutputText, ending_ids: frozenset[int], max_tokens: int) -> None:
         self.tokens: list[SampledToken] = []
-        self.text = ""
         self.end: StreamEnd | None = None
         self._output = text
         self._ending_ids = ending_ids
         self._max_tokens = max_tokens
         self._ahead: dict[int, SampledToken] = {}
+        self._texts: list[str] = []  # of each token, what it lets show; whatever the chunks were
+        self._rest = ""
 
     @property
     def token_ids(self) -> list[int]:
         return [token.token_id for token in self.tokens]
+
+    @property
+    def text(self) -> str:
+        """Shown so far."""
+        return "".join(self._texts) + self._rest
+
+    def since(self, index: int) -> Chunk | None:
+        """What a reader lacks that has the tokens before `index`; None if it has them all."""
+        if index >= len(self.tokens):
+            return None
+        return Chunk(index, tuple(self.tokens[index:]), "".join(self._texts[index:]))
 
     def push(self, index: int, tokens: Sequence[SampledToken]) -> Chunk | None:
         """Takes the tokens from `index` on; those that came before are dropped, those that came too early wait.
@@ -75,7 +86,7 @@ class TokenStream:
     def finish_text(self) -> str:
         """What was held back, for a choice that ends without an end of its own (cancelled)."""
         rest = self._output.finish()
-        self.text += rest
+        self._rest += rest
         return rest
 
     def _check_same(self, index: int, token: SampledToken) -> None:
@@ -85,19 +96,15 @@ class TokenStream:
 
     def _advance(self) -> Chunk | None:
         first = len(self.tokens)
-        text = ""
         while self.end is None and (token := self._ahead.pop(len(self.tokens), None)) is not None:
             self.tokens.append(token)
             delta = self._output.push(token.token_id)
-            text += delta.text
+            self._texts.append(delta.text)
             self.end = self._end_after(token, delta.stop_reason)
-        if len(self.tokens) == first:
-            return None
-        if self.end is not None:
+        if self.end is not None and len(self.tokens) > first:
             self._ahead.clear()
-            text += self._output.finish()
-        self.text += text
-        return Chunk(first, tuple(self.tokens[first:]), text)
+            self._texts[-1] += self._output.finish()
+        return self.since(first)
 
     def _end_after(self, token: SampledToken, stop_string: str | None) -> StreamEnd | None:
         if stop_string is not None:

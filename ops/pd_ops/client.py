@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_S = 10.0
 LOST_CONNECTION = ("Stream removed", "Socket closed", "recvmsg:", "Connection reset")  # as gRPC puts it
 T = TypeVar("T")
+Event = api_pb2.GenerateStreamChunk | api_pb2.GenerateComplete
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,25 +52,42 @@ class RouterClient:
         finally:
             call.cancel()
 
+    async def run(self, request: api_pb2.GenerateRequest, on_event: Callable[[Event], None]) -> None:
+        """Runs a request to the end of all its choices.
+
+        Raises:
+            Unavailable: the stream ended without a result of each.
+        """
+        num_wanted = max(1, request.sampling_params.n)
+        async for response in self.stream(request):
+            if response.HasField("chunk"):
+                on_event(response.chunk)
+            elif response.HasField("complete"):
+                on_event(response.complete)
+                num_wanted -= 1
+        if num_wanted:
+            raise Unavailable(f"the router at {self._address} ended the stream without a result")
+
     async def complete(
         self, request: api_pb2.GenerateRequest,
         on_chunk: Callable[[api_pb2.GenerateStreamChunk], None] = lambda chunk: None,
     ) -> Completion:
-        """Runs a request to its end.
+        """Runs a request of one choice to its end.
 
         Raises:
             Unavailable: the stream ended without a result.
         """
-        start, arrivals, complete = time.monotonic(), [], None
-        async for response in self.stream(request):
-            if response.HasField("chunk"):
-                arrivals.append((time.monotonic(), len(response.chunk.token_ids)))
-                on_chunk(response.chunk)
-            elif response.HasField("complete"):
-                complete = response.complete
-        if complete is None:
-            raise Unavailable(f"the router at {self._address} ended the stream without a result")
-        return Completion(complete=complete, timing=StreamTiming(start=start, arrivals=tuple(arrivals)))
+        start, arrivals, completes = time.monotonic(), [], []
+
+        def take(event: Event) -> None:
+            if isinstance(event, api_pb2.GenerateComplete):
+                completes.append(event)
+            else:
+                arrivals.append((time.monotonic(), len(event.token_ids)))
+                on_chunk(event)
+
+        await self.run(request, take)
+        return Completion(complete=completes[0], timing=StreamTiming(start=start, arrivals=tuple(arrivals)))
 
     async def model_info(self) -> api_pb2.GetModelInfoResponse:
         return await _typed(self._stub.GetModelInfo(api_pb2.GetModelInfoRequest(), timeout=CALL_TIMEOUT_S))

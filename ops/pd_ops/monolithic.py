@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pd_engine.model.checkpoint import resolve_model
 from pd_engine.model.config import ModelConfig
-from pd_engine.sampling.params import SamplingParams
+from pd_engine.sampling.params import SamplingParams, seed_of_choice
 from pd_engine.settings import Settings
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import GenerationDefaults, ModelLimits, SamplingFields, check_prompt, resolve_sampling
@@ -28,6 +28,10 @@ class Question:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     warnings: tuple[str, ...]
+
+    def of_choice(self, choice: int) -> Question:
+        """The same with the seed of choice `choice` of n."""
+        return replace(self, params=replace(self.params, seed=seed_of_choice(self.params.seed, choice)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

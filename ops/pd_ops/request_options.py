@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pd_engine.contracts import api_pb2
 from pd_engine.errors import InvalidArgument, shown
 from pd_engine.priority import DEFAULT_PRIORITY, check_priority
-from pd_engine.sampling.params import NO_TOP_K, SamplingParams
+from pd_engine.sampling.params import MAX_CHOICES, NO_TOP_K, SamplingParams
 from pd_engine.settings import EngineSettings
 from pd_engine.text.defaults import SamplingFields
 
@@ -78,6 +78,15 @@ def read_sampling(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop),
         ignore_eos=ignore_eos or None, logprobs=logprobs, speculate=speculate, logit_bias=biases, **processing,
     )
+
+
+def read_num_choices(n: int) -> int:
+    """Raises:
+    InvalidArgument: so many cannot be asked for.
+    """
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidArgument(f"-n must be in [1, {MAX_CHOICES}], got {shown(n)}")
+    return n
 
 
 def parse_bias(text: str) -> tuple[int, float]:
@@ -198,7 +207,7 @@ def _read_text(path: Path) -> str:
 
 def to_request(
     prompt: Prompt, sampling: SamplingFields, *, request_id: str = "", stream: bool = True,
-    placement: api_pb2.Placement | None = None, priority: int = DEFAULT_PRIORITY,
+    placement: api_pb2.Placement | None = None, priority: int = DEFAULT_PRIORITY, num_choices: int = 1,
 ) -> api_pb2.GenerateRequest:
     """The request that asks a router for this.
 
@@ -209,6 +218,8 @@ def to_request(
         request_id=request_id, sampling_params=sampling_proto(sampling), stream=stream, placement=placement,
         priority=check_priority(priority),
     )
+    if num_choices != 1:
+        request.sampling_params.n = num_choices
     match prompt:
         case TokensPrompt():
             request.tokenized.input_ids.extend(prompt.token_ids)

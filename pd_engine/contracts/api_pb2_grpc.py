@@ -70,7 +70,8 @@ class PdRelayServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`.
+        """Streams one completion, or n. Every chunk carries the index of its first token; the last message of each choice is
+        its `complete`. A choice that fails ends the call, and with it the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

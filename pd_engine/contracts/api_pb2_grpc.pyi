@@ -36,7 +36,9 @@ class PdRelayStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PdRelayAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
-    """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`."""
+    """Streams one completion, or n. Every chunk carries the index of its first token; the last message of each choice is
+    its `complete`. A choice that fails ends the call, and with it the others.
+    """
     Explain: _grpc.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.PlacementReport]
     """Where a request would be placed now, and why. Nothing is run or reserved."""
     Abort: _grpc.UnaryUnaryMultiCallable[_api_pb2.AbortRequest, _api_pb2.AbortResponse]
@@ -49,7 +51,9 @@ class PdRelayStub:
 class PdRelayAsyncStub(PdRelayStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`."""
+    """Streams one completion, or n. Every chunk carries the index of its first token; the last message of each choice is
+    its `complete`. A choice that fails ends the call, and with it the others.
+    """
     Explain: _aio.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.PlacementReport]  # type: ignore[assignment]
     """Where a request would be placed now, and why. Nothing is run or reserved."""
     Abort: _aio.UnaryUnaryMultiCallable[_api_pb2.AbortRequest, _api_pb2.AbortResponse]  # type: ignore[assignment]
@@ -65,7 +69,9 @@ class PdRelayServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.GenerateResponse], _abc.AsyncIterator[_api_pb2.GenerateResponse]]:
-        """Streams one completion. Every chunk carries the index of its first token; the last message is `complete`."""
+        """Streams one completion, or n. Every chunk carries the index of its first token; the last message of each choice is
+        its `complete`. A choice that fails ends the call, and with it the others.
+        """
 
     @_abc_1.abstractmethod
     def Explain(

@@ -20,6 +20,7 @@ MAX_PENALTY = 2.0
 MAX_REPETITION = 100.0  # as a factor, either way
 MAX_SPECULATE = 8
 NO_TOP_K = -1
+MAX_CHOICES = 128  # of a request, all its prompts together
 MAX_TOP_K = 2**31 - 1  # as it travels
 
 LogitBias = tuple[tuple[int, float], ...]
@@ -158,6 +159,15 @@ class SamplingParams:
 def seed_from_request_id(request_id: str) -> int:
     """The seed of a request that named none: any router derives the same one. Unsigned 64-bit."""
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little")
+
+
+def seed_of_choice(seed: int, choice: int) -> int:
+    """Of choice `choice` of n under one seed, unsigned 64-bit. The first has the seed itself: n is 1 or more, its
+    tokens are the same."""
+    if choice == 0:
+        return seed
+    data = seed.to_bytes(8, "little") + choice.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _float32(value: float) -> float:

@@ -125,6 +125,23 @@ def test_a_completion_is_what_one_process_gives(cluster: Cluster) -> None:
     assert (handoff["bytes"], handoff["transport"]) == (4 * 5 * 576 * 2, "shared_memory")
 
 
+def test_several_choices_are_what_one_process_gives(cluster: Cluster) -> None:
+    remote, alone = cluster.run("submit", "-n", "3", *TOKENS), run_command("generate", "--n", "3", *TOKENS)
+    assert (remote.code, alone.code) == (0, 0), remote.stderr + alone.stderr
+    choices = alone.document["choices"]
+    for choice, expected in zip(remote.document["choices"], choices, strict=True):
+        for key in ("choice", "token_ids", "text", "logprobs", "seed", "finish_reason", "stop_reason"):
+            assert choice[key] == expected[key]
+    assert [choice["choice"] for choice in choices] == [0, 1, 2]
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
+    steps = cluster.run("submit", "-n", "3", *TOKENS, "--stream").events
+    for number, choice in enumerate(choices):
+        own = [event for event in steps if event["choice"] == number and event["event"] == "tokens"]
+        assert [token for event in own for token in event["token_ids"]] == choice["token_ids"]
+    people = cluster.run("submit", "-n", "3", *TOKENS[:-1])
+    assert sorted(people.stdout) == sorted("".join(choice["text"] + "\n" for choice in choices))
+
+
 def test_a_stream_says_the_same(cluster: Cluster) -> None:
     *steps, complete = cluster.run("submit", *TOKENS, "--stream").events
     assert complete.pop("event") == "complete"

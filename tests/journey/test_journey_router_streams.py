@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from pd_engine.engine import Engine
 from pd_engine.errors import InvalidArgument
 from pd_engine.generate import Generation, generate
 from pd_engine.model.checkpoint import resolve_model
-from pd_engine.sampling.params import SamplingParams
+from pd_engine.sampling.params import SamplingParams, seed_of_choice
 from pd_engine.service.client import typed_error
 from pd_engine.settings import EngineSettings, load_settings
 from pd_engine.text.tokenizer import Tokenizer
@@ -94,6 +95,11 @@ class Lab:
         lines = (await self.http.get("/metrics")).text.splitlines()
         [value] = [line.split()[1] for line in lines if line.startswith("pd_relay_retries_total ")]
         return float(value)
+
+    async def num_ended(self) -> float:
+        """Choices with a terminal state, so far."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith("pd_relay_requests_total{"))
 
     async def _is_idle(self) -> bool:
         reply = await self.api.GetLoads(api.GetLoadsRequest())
@@ -299,6 +305,32 @@ async def test_the_openai_door_gives_the_same(lab: Lab, engine: Engine, tokenize
         lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
     chunks = [json.loads(line) for line in lines[:-1]]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_many_of_one(lab: Lab, engine: Engine, tokenizer: Tokenizer, stream: bool) -> None:
+    """many-of-one: two prompts and n = 3, whole and streamed: six results, six terminal states."""
+    ids = tokenizer.encode(TEXT)
+    prompts = [ids[:40], ids[3:21]]
+    body = {"prompt": prompts, "n": 3, "max_tokens": 12, "temperature": 0.9, "top_p": 1.0, "seed": 2, "stream": stream}
+    before = await lab.num_ended()
+    response = await lab.http.post("/v1/completions", json={**body, "ignore_eos": True, "return_token_ids": True})
+    got: dict[int, list[int]] = defaultdict(list)
+    if stream:
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        replies = [json.loads(line) for line in lines[:-1]]
+    else:
+        replies = [response.json()]
+    for choice in [choice for reply in replies for choice in reply["choices"]]:
+        got[choice["index"]] += choice.get("token_ids", [])
+    expected = [
+        list(generate(engine, tokenizer, prompt, params(temperature=0.9, seed=seed_of_choice(2, c))).token_ids)
+        for prompt in prompts
+        for c in range(3)
+    ]
+    assert [got[index] for index in range(6)] == expected
+    await lab.until_idle()
+    assert await lab.num_ended() == before + 6
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])

@@ -112,7 +112,7 @@ async def test_a_router_process_serves_weighs_little_and_ends_on_sigterm(environ
                 prompt = [5 + i, 6, 7]
                 request = api.GenerateRequest(
                     tokenized=api.TokenizedInput(input_ids=prompt),
-                    sampling_params=api.SamplingParams(max_tokens=20, ignore_eos=True),
+                    sampling_params=api.SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
                 )
                 [response] = [response async for response in api_stub.Generate(request)]
                 assert list(response.complete.output_ids) == toy_generate(prompt, 20)

@@ -21,7 +21,7 @@ from pd_engine.errors import Gone, PdRelayError, ResourceExhausted, Unavailable
 from pd_engine.service.client import connect, kv_source_stub
 from pd_engine.service.server import bind, build_server
 from support.stub_faults import Faults
-from support.toy_model import next_token, toy_logprobs
+from support.toy_model import next_token, toy_logprobs, toy_seed
 
 LEASE_MS = 10_000
 
@@ -256,7 +256,7 @@ class StubWorker(
         if self.faults.no_first_reply:
             self.faults.no_first_reply -= 1
             raise Unavailable("the call breaks, as ordered")
-        token_id = next_token(request.token_ids)
+        token_id = next_token(request.token_ids, toy_seed(request.sampling))
         first = pb.FirstToken(index=len(request.token_ids) - request.num_prompt_tokens, token_id=token_id)
         first.cached_tokens = 3
         if request.sampling.logprobs >= 0:
@@ -323,7 +323,7 @@ class StubWorker(
         while not reason:
             tokens: list[int] = []
             while not reason and len(tokens) < self.burst and not self._is_ordered(index + len(tokens), tokens):
-                tokens.append(next_token(ids))
+                tokens.append(next_token(ids, toy_seed(request.sampling)))
                 ids.append(tokens[-1])
                 if tokens[-1] in ending:
                     reason = "stop"

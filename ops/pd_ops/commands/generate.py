@@ -7,12 +7,13 @@ import secrets
 import typer
 
 from pd_engine.settings import load_settings
+from pd_ops.answers import AnswerView
 from pd_ops.checked_model import with_checked_model
 from pd_ops.commands import options
 from pd_ops.monolithic import Monolithic, Question, Questions
-from pd_ops.output import Document, Interrupted, Output
-from pd_ops.request_options import read_prompt, read_sampling
-from pd_ops.results import delta_document, generation_document, interrupted_document, summary_line
+from pd_ops.output import Interrupted
+from pd_ops.request_options import read_num_choices, read_prompt, read_sampling
+from pd_ops.results import delta_document, generation_document
 
 
 def command(
@@ -35,6 +36,7 @@ def command(
     logit_bias: options.LogitBias = None,
     min_tokens: options.MinTokens = None,
     seed: options.Seed = None,
+    n: options.NumChoices = 1,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     logprobs: options.Logprobs = None,
@@ -57,6 +59,7 @@ def command(
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
         logit_bias=logit_bias or [], min_tokens=min_tokens,
     )
+    num_choices = read_num_choices(n)
     overrides = options.overrides(
         model=model, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops
     )
@@ -64,31 +67,23 @@ def command(
     questions = Questions.load(settings)
     asked = questions.ask(question, fields, request_id=secrets.token_hex(16))
     monolithic = Monolithic.load(settings, questions)
-    streams = not as_json if stream is None else stream
-    _answer(monolithic, asked, output, streams=streams)
+    for warning in asked.warnings:
+        output.note(f"warning: {warning}")
+    view = AnswerView(output, streams=not as_json if stream is None else stream, num_choices=num_choices)
+    try:
+        for choice in range(num_choices):
+            _answer(monolithic, asked.of_choice(choice), choice, view)
+    except KeyboardInterrupt:
+        view.interrupt()
+        raise Interrupted from None
+    view.close()
 
 
-def _answer(monolithic: Monolithic, question: Question, output: Output, *, streams: bool) -> None:
+def _answer(monolithic: Monolithic, question: Question, choice: int, view: AnswerView) -> None:
     from pd_engine.generate import Generation
 
-    for warning in question.warnings:
-        output.note(f"warning: {warning}")
-    events: list[Document] = []
-    try:
-        for step in monolithic.stream(question):
-            if isinstance(step, Generation):
-                document = generation_document(step, question.warnings)
-                output.document({"event": "complete", **document} if streams else document)
-                output.text("" if streams else step.text)
-                output.note(summary_line(document))
-            else:
-                events.append(delta_document(step))
-                if streams:
-                    output.document(events[-1])
-                    output.text(step.text, end="")
-    except KeyboardInterrupt:
-        document = interrupted_document(events)
-        output.document({"event": "interrupted", **document} if streams else document)
-        output.text("" if streams else document["text"])
-        output.note("[interrupted]")
-        raise Interrupted from None
+    for step in monolithic.stream(question):
+        if isinstance(step, Generation):
+            view.end(choice, generation_document(step, question.warnings))
+        else:
+            view.step(choice, delta_document(step))

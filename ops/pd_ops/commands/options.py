@@ -58,6 +58,9 @@ LogitBias = Annotated[
 ]
 MinTokens = Annotated[int | None, typer.Option(help="Nothing but --max-tokens ends the answer before so many tokens.")]
 Seed = Annotated[int | None, typer.Option(help="All randomness comes from it; default: a random one.")]
+NumChoices = Annotated[
+    int, typer.Option("-n", "--n", help="Choices, each with a seed of its own that follows from --seed; 1 to 128.")
+]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the checkpoint's end tokens.")]
 Logprobs = Annotated[int | None, typer.Option(help="Report logprobs, and the N most likely tokens of each position.")]

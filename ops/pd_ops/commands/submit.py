@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import typer
 
 from pd_engine.contracts import api_pb2
 from pd_engine.priority import DEFAULT_PRIORITY
-from pd_ops.client import Completion, find_router, router_client
+from pd_ops.answers import AnswerView
+from pd_ops.client import Event, find_router, router_client
 from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.commands import options
-from pd_ops.output import Document, Interrupted, Output
-from pd_ops.request_options import read_dtype, read_prompt, read_sampling, to_request
-from pd_ops.results import chunk_document, complete_document, interrupted_document, summary_line
+from pd_ops.output import Interrupted, Output
+from pd_ops.request_options import read_dtype, read_num_choices, read_prompt, read_sampling, to_request
+from pd_ops.results import chunk_document, complete_document
 
 
 def command(
@@ -35,6 +37,7 @@ def command(
     logit_bias: options.LogitBias = None,
     min_tokens: options.MinTokens = None,
     seed: options.Seed = None,
+    n: options.NumChoices = 1,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     logprobs: options.Logprobs = None,
@@ -59,59 +62,49 @@ def command(
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
         logit_bias=logit_bias or [], min_tokens=min_tokens,
     )
+    num_choices = read_num_choices(n)
     required_dtype = read_dtype(dtype)
     router = find_router(address=address, grpc_port=grpc_port, cluster=cluster)
     streams = not as_json if stream is None else stream
     # Streamed in any case: what had come is known when it is interrupted.
-    request = to_request(question, sampling, priority=priority)
-    asyncio.run(_submit(router, request, required_dtype, _Answer(output, streams=streams)))
+    request = to_request(question, sampling, priority=priority, num_choices=num_choices)
+    view = AnswerView(output, streams=streams, num_choices=num_choices)
+    asyncio.run(_submit(router, request, required_dtype, output, view))
 
 
-class _Answer:
-    """What comes of one request, shown as it comes."""
+async def _ask(
+    router: str, request: api_pb2.GenerateRequest, dtype: str | None, on_event: Callable[[Event], None]
+) -> bool:
+    """True, once all has come.
 
-    def __init__(self, output: Output, *, streams: bool) -> None:
-        self._output = output
-        self._streams = streams
-        self._events: list[Document] = []
-
-    async def ask(self, router: str, request: api_pb2.GenerateRequest, dtype: str | None) -> Completion:
-        """Raises:
+    Raises:
         PdRelayError: the router answered with it, or the cluster does not serve `dtype`.
-        """
-        async with router_client(router) as client:
-            if dtype is not None:
-                await client.require_dtype(dtype)
-            return await client.complete(request, self._show)
-
-    def _show(self, chunk: api_pb2.GenerateStreamChunk) -> None:
-        event = chunk_document(chunk)
-        self._events.append(event)
-        if self._streams:
-            self._output.document(event)
-            self._output.text(chunk.text, end="")
-
-    def end(self, complete: api_pb2.GenerateComplete) -> None:
-        for warning in complete.warnings:
-            self._output.note(f"warning: {warning}")
-        document = complete_document(complete)
-        self._output.document({"event": "complete", **document} if self._streams else document)
-        self._output.text("" if self._streams else complete.text)
-        self._output.note(summary_line(document))
-
-    def end_interrupted(self) -> None:
-        document = interrupted_document(self._events)
-        self._output.document({"event": "interrupted", **document} if self._streams else document)
-        self._output.text("" if self._streams else document["text"])
-        self._output.note("[interrupted]")
+    """
+    async with router_client(router) as client:
+        if dtype is not None:
+            await client.require_dtype(dtype)
+        await client.run(request, on_event)
+    return True
 
 
-async def _submit(router: str, request: api_pb2.GenerateRequest, dtype: str | None, answer: _Answer) -> None:
+async def _submit(
+    router: str, request: api_pb2.GenerateRequest, dtype: str | None, output: Output, view: AnswerView
+) -> None:
     """Raises:
     Interrupted: Ctrl-C or SIGTERM came first; the request is cancelled.
     """
-    completion = await unless(Interrupts().first, answer.ask(router, request, dtype))
-    if completion is None:
-        answer.end_interrupted()
+    warned: set[str] = set()
+
+    def show(event: Event) -> None:
+        if isinstance(event, api_pb2.GenerateStreamChunk):
+            view.step(event.choice, chunk_document(event))
+            return
+        for warning in [warning for warning in event.warnings if warning not in warned]:
+            warned.add(warning)
+            output.note(f"warning: {warning}")
+        view.end(event.choice, complete_document(event))
+
+    if not await unless(Interrupts().first, _ask(router, request, dtype, show)):
+        view.interrupt()
         raise Interrupted
-    answer.end(completion.complete)
+    view.close()
