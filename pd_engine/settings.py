@@ -80,11 +80,26 @@ class RouterSettings(Section):
     grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
     served_model_name: str | None = Field(None, description="none: the last part of the model's path")
-    max_running_requests: int = Field(256, ge=1, description="requests in the system at most; more are refused")
+    max_running_requests: int = Field(256, ge=1, description="requests on workers at most; more wait")
+    max_waiting_requests: int = Field(
+        256, ge=0,
+        description="requests that wait their turn at most; for one more, the last of the user with most is refused",
+    )
+    max_request_tokens: int | None = Field(
+        None, ge=2, description="prompt and max_tokens of one request at most; none: what the context allows"
+    )
+    max_prefill_queue_ms: int = Field(
+        2_000, ge=0,
+        description="requests wait their turn at the router while every prefill worker has more than this to do",
+    )
     max_attempts: int = Field(3, ge=1, le=16, description="placements of one journey at most")
     request_timeout_ms: int = Field(600_000, ge=1, description="a request ends after this, whatever its state")
     ttft_target_ms: int | None = Field(
         None, ge=1, description="requests whose first token would come later are refused at once; none: no target"
+    )
+    itl_target_ms: int | None = Field(
+        None, ge=1,
+        description="between two tokens: no decode worker takes more sequences than keep within it; none: no target",
     )
     max_index_entries: int = Field(
         2_000_000, ge=0, description="cached blocks, each at one worker, that placement knows of; about 150 bytes each"

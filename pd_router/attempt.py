@@ -7,6 +7,7 @@ Reserve (decode) -> Prefill (prefill) -> source known -> Pull (decode), beside i
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class Attempt:
         emit: called with every chunk, in order.
         remaining_ms: of the request's time.
         handoff_wait_s: how long the decode worker may still finish a handoff whose prefill call has broken.
+        itl_target_ms: between two tokens; placement lets nobody in who would break it. None: there is no target.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Attempt:
         emit: Callable[[Chunk], None],
         remaining_ms: Callable[[], int],
         handoff_wait_s: float,
+        itl_target_ms: float | None = None,
     ) -> None:
         self.number = journey.place(with_decode=decode is not None)
+        self.itl_limit_ms = math.inf if itl_target_ms is None else itl_target_ms
         self._request = request
         self._journey = journey
         self._prefill = prefill

@@ -17,20 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pd_router.pools import PlacementRequest, WorkerView
+from pd_router.itl_line import FIXED_STEP_SEQUENCES
+from pd_router.pools import DEFAULT_ITL_MS, PlacementRequest, WorkerView
 
 MAX_EXPECTED_TOKENS = 256  # max_tokens says what is allowed, not what will come: beyond this it says nothing
-FIXED_STEP_SEQUENCES = 16  # the part of a decode step that does not grow with the batch, in sequences' worth
 
 
-def next_itl_ms(itl_ms: float, *, num_measured: int, num_sequences: int) -> float:
-    """Between two tokens once another sequence has joined.
-
-    Args:
-        itl_ms: as measured with a batch of `num_measured`.
-        num_sequences: there now, this one not among them.
-    """
-    return itl_ms * (FIXED_STEP_SEQUENCES + num_sequences + 1) / (FIXED_STEP_SEQUENCES + num_measured)
+def assumed_itl_ms(num_sequences: int) -> float:
+    """Between two tokens of a batch of so many, where nobody has measured it (`ItlLine` where somebody has)."""
+    return DEFAULT_ITL_MS * (FIXED_STEP_SEQUENCES + num_sequences) / FIXED_STEP_SEQUENCES
 
 
 def num_uncached_tokens(request: PlacementRequest, num_held: int) -> int:

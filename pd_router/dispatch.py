@@ -12,7 +12,7 @@ from pd_engine.errors import AlreadyExists, InvalidArgument, PdRelayError, Unava
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.text.output import OutputText
 from pd_engine.text.tokenizer import Tokenizer
-from pd_router.admission import Admission
+from pd_router.admission import Admission, AdmissionLimits
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
 from pd_router.metrics import Metrics
@@ -32,12 +32,13 @@ class DispatchSettings:
     """What the settings file says of running requests. `speculate` is the server's default; `projected_tokens` as of
     the decode workers."""
 
-    max_running_requests: int
+    admission: AdmissionLimits
     max_attempts: int
     timeout_s: float
     handoff_wait_s: float
     recovery_wait_s: float
     ttft_target_ms: float | None
+    itl_target_ms: float | None
     speculate: int
     projected_tokens: int
 
@@ -52,8 +53,8 @@ class Dispatcher:
         self._registry = registry
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._gate = RoomGate(registry)
-        self._admission = Admission(max_running_requests=settings.max_running_requests)
+        self._admission = Admission(settings.admission)
+        self._gate = RoomGate(registry, self._admission)
         self._running: dict[str, RunningRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -73,9 +74,10 @@ class Dispatcher:
         """
         if self._draining:
             raise _stopping()
-        if num_choices > self._settings.max_running_requests:
+        max_running = self._settings.admission.max_running
+        if num_choices > max_running:
             raise InvalidArgument(
-                f"the request has {num_choices} choices; at most {self._settings.max_running_requests} run at once here"
+                f"the request has {num_choices} choices; at most {max_running} run at once here"
             )
         self._admission.admit(self.num_running, num_choices)
 
@@ -163,6 +165,7 @@ class Dispatcher:
             handoff_wait_s=self._settings.handoff_wait_s,
             recovery_wait_s=self._settings.recovery_wait_s,
             ttft_target_ms=self._settings.ttft_target_ms,
+            itl_target_ms=self._settings.itl_target_ms,
         )
         choice.task = asyncio.create_task(runner.run(), name=f"journey {choice.journey.journey_id}")
         self._tasks.add(choice.task)

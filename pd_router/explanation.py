@@ -13,6 +13,7 @@ from pd_router.placement import (
     PrefillKind,
     Refusal,
     exclusion,
+    pace_exclusion,
     usable_decode,
     usable_local,
     usable_prefill,
@@ -143,7 +144,9 @@ def _passed_over(worker: WorkerView, part: _Part, request: PlacementRequest) -> 
         return Exclusion.AVOIDED
     if part.name == "local" and request.pinned_prefill:
         return Exclusion.PINNED_ELSEWHERE
-    return Exclusion.TOO_LATE if part.name == "prefill" else Exclusion.NOT_PREFERRED
+    if part.name == "prefill":
+        return Exclusion.TOO_LATE
+    return pace_exclusion(worker, request.itl_within_ms) or Exclusion.NOT_PREFERRED
 
 
 def _candidate_text(candidate: Candidate) -> str:

@@ -1,94 +1,103 @@
-"""Where journeys wait for room: in order of arrival, so that a large one is not passed by for ever."""
+"""Where journeys wait for their turn: the event loop around `Admission` and its line."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
-from pd_engine.errors import InvalidArgument, NotFound, PdRelayError, Unavailable
-from pd_router.admission import TtftTarget
-from pd_router.explanation import explain
-from pd_router.placement import Placement, Refusal, RefusalKind, place
+from pd_router.admission import Admission, Targets
+from pd_router.placement import Placement
 from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
-
-NO_WORKER_RETRY_MS = 1_000
-
-
-def refusal_error(refusal: Refusal) -> PdRelayError:
-    """What a client is told that is not kept waiting."""
-    if refusal.kind is RefusalKind.NEVER:
-        return InvalidArgument(f"the request can never be placed: {explain(refusal)}")
-    if refusal.kind is RefusalKind.UNKNOWN:
-        return NotFound(f"the request cannot be placed: {explain(refusal)}")
-    return Unavailable(f"the request cannot be placed: {explain(refusal)}", retry_after_ms=NO_WORKER_RETRY_MS)
+from pd_router.waiting_line import Ticket
 
 
 class RoomGate:
-    """Places journeys; one that finds no room waits, and those after it wait behind it."""
+    """Places journeys; one that finds no room waits, and others wait behind it."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, admission: Admission) -> None:
         self._registry = registry
-        self._turn = asyncio.Lock()
+        self._admission = admission
+        self._calls: dict[Ticket, asyncio.Event] = {}  # of those that wait: set when it is their turn, or they must go
+        self._displaced: set[Ticket] = set()
 
     async def place(
-        self, request: PlacementRequest, *, recovery_wait_s: float, first_token: TtftTarget | None = None
+        self, request: PlacementRequest, ticket: Ticket, targets: Targets | None, *, recovery_wait_s: float = 0.0
     ) -> Placement:
         """The pair for one attempt. The caller takes its blocks before it next awaits.
 
         Args:
+            targets: by the event loop's clock; None: whenever, however slowly.
             recovery_wait_s: how long to wait for an expected worker to become ready; 0: not at all.
-            first_token: when it is due, by the event loop's clock; None: whenever it comes.
 
         Raises:
             Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever. Lack of room alone raises
                 nothing.
-            ResourceExhausted: the first token would come too late.
+            ResourceExhausted: it would come too late, or too many wait.
         """
-        if first_token is None:
-            return await self._place(request, recovery_wait_s, None)
-        now_s = asyncio.get_running_loop().time
+        now_s = asyncio.get_running_loop().time()
+        snapshot = self._registry.snapshot(request.block_hashes)
+        arrival = self._admission.arrive(
+            ticket, request, snapshot, targets, now_s, may_recover=recovery_wait_s > 0
+        )
+        if arrival.placement is not None:
+            return arrival.placement
+        self._calls[ticket] = asyncio.Event()
+        if arrival.displaced is not None:
+            self._displaced.add(arrival.displaced)
+            self._calls[arrival.displaced].set()
+        self._call_head()
+        due_s = None if targets is None or targets.ttft_ms is None else targets.begun_s + targets.ttft_ms / 1000
         try:
-            async with asyncio.timeout(max(0.0, first_token.remaining_s(now_s()))):
-                placement = await self._place(request, recovery_wait_s, first_token)
+            async with asyncio.timeout_at(due_s):
+                return await self._wait(request, ticket, targets, now_s + recovery_wait_s)
         except TimeoutError:
-            raise first_token.missed() from None
-        if self._registry.knows_prefill_speed:
-            first_token.check(placement, now_s())
-        return placement
+            assert targets is not None
+            raise targets.missed() from None
+        finally:
+            self._admission.leave(ticket)
+            self._displaced.discard(ticket)
+            del self._calls[ticket]
+            self._call_head()
 
-    async def _place(
-        self, request: PlacementRequest, recovery_wait_s: float, first_token: TtftTarget | None
+    def leave(self) -> None:
+        """A journey that was let in has ended."""
+        self._admission.free_seat()
+        self._registry.note_room()
+
+    async def _wait(
+        self, request: PlacementRequest, ticket: Ticket, targets: Targets | None, recover_until_s: float
     ) -> Placement:
-        decision = self._decide(request, first_token)
-        if isinstance(decision, Placement) and not self._turn.locked():
-            return decision
-        if isinstance(decision, Refusal):
-            self._check(decision, may_recover=recovery_wait_s > 0)
-        deadline_s = asyncio.get_running_loop().time() + recovery_wait_s
-        async with self._turn:
-            while True:
-                decision = self._decide(request, first_token)
-                if isinstance(decision, Placement):
-                    return decision
-                remaining_s = deadline_s - asyncio.get_running_loop().time()
-                self._check(decision, may_recover=remaining_s > 0)
-                await self._wait(remaining_s if decision.kind is RefusalKind.NO_WORKER else None)
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._my_turn(ticket)
+            recovery_s = recover_until_s - loop.time()
+            placement = self._admission.turn(
+                ticket, request, self._registry.snapshot(request.block_hashes), targets, loop.time(),
+                may_recover=recovery_s > 0,
+            )
+            if placement is not None:
+                return placement
+            await self._change(recovery_s if recovery_s > 0 else None)
 
-    def _decide(self, request: PlacementRequest, first_token: TtftTarget | None) -> Placement | Refusal:
-        if first_token is not None and self._registry.knows_prefill_speed:
-            within_ms = 1000 * first_token.remaining_s(asyncio.get_running_loop().time())
-            request = replace(request, first_token_within_ms=within_ms)
-        return place(request, self._registry.snapshot(request.block_hashes))
+    async def _my_turn(self, ticket: Ticket) -> None:
+        """Raises:
+        ResourceExhausted: it has to go for another one.
+        """
+        called = self._calls[ticket]
+        while self._admission.line.head is not ticket or ticket in self._displaced:
+            if ticket in self._displaced:
+                raise self._admission.displacement()
+            called.clear()
+            await called.wait()
 
-    @staticmethod
-    def _check(refusal: Refusal, *, may_recover: bool) -> None:
-        if refusal.kind is RefusalKind.NO_ROOM or (refusal.kind is RefusalKind.NO_WORKER and may_recover):
-            return
-        raise refusal_error(refusal)
-
-    async def _wait(self, timeout_s: float | None) -> None:
+    async def _change(self, timeout_s: float | None) -> None:
         try:
             await asyncio.wait_for(self._registry.wait_change(), timeout_s)
         except TimeoutError:
             return
+
+    def _call_head(self) -> None:
+        head = self._admission.line.head
+        if head is not None:
+            self._calls[head].set()
+

@@ -130,6 +130,9 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
         ),
         cache_salt=request.cache_salt,
         priority=request.priority,
+        user=request.user,
+        ttft_target_ms=request.ttft_target_ms or None,
+        itl_target_ms=request.itl_target_ms or None,
     )
 
 

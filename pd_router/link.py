@@ -35,7 +35,13 @@ MAX_JOURNEYS_A_RENEWAL = 5_000
 
 
 class Passenger(Protocol):
-    """A journey as the link to a worker that it uses sees it."""
+    """A journey as the link to a worker that it uses sees it.
+
+    Attributes:
+        itl_limit_ms: the most that it is to wait between two tokens; inf: as long as it takes.
+    """
+
+    itl_limit_ms: float
 
     def on_event(self, link: WorkerLink, event: pb.TokensEvent) -> None: ...
 

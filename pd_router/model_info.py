@@ -15,7 +15,8 @@ from pd_router.registry import Registry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
-    """The served model. `max_context_length`: tokens, as the settings and the checkpoint allow."""
+    """The served model. `max_context_length`: tokens, as the settings and the checkpoint allow; `max_request_tokens`:
+    of one request, if the settings limit them."""
 
     path: Path
     served_name: str
@@ -23,6 +24,7 @@ class ModelInfo:
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     max_context_length: int
+    max_request_tokens: int | None = None
 
     @staticmethod
     def load(settings: Settings) -> ModelInfo:
@@ -39,13 +41,21 @@ class ModelInfo:
             tokenizer=Tokenizer.load(path),
             defaults=GenerationDefaults.load(path),
             max_context_length=min(asked, config.max_position_embeddings),
+            max_request_tokens=settings.router.max_request_tokens,
         )
 
     def limits(self, registry: Registry) -> ModelLimits:
-        """What a request must fit: the context, and the largest decode worker's cache with room for drafts."""
+        """What a request must fit: the context, the largest decode worker's cache with room for drafts, and what the
+        settings allow one request."""
         context = min(self.max_context_length, registry.max_context_length or self.max_context_length)
         slots = registry.num_decode_slots
         room = context if slots is None else slots - registry.max_speculate
+        if self.max_request_tokens is not None and self.max_request_tokens < min(room, context):
+            return ModelLimits(
+                max_context_length=self.max_request_tokens,
+                vocab_size=self.config.vocab_size,
+                context_name="router.max_request_tokens",
+            )
         if room < context:
             return ModelLimits(
                 max_context_length=max(room, 2),

@@ -1,7 +1,8 @@
 """Bodies of OpenAI's completions and chat completions, parsed once: unknown fields are refused by name.
 
 Beyond OpenAI's own fields there are vLLM's `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
-`ignore_eos`, `request_id`, `cache_salt`, `priority`, `return_token_ids`, and ours: `speculate`.
+`ignore_eos`, `request_id`, `cache_salt`, `priority`, `return_token_ids`, and ours: `speculate`,
+`ttft_target_ms`, `itl_target_ms`.
 """
 
 from __future__ import annotations
@@ -70,10 +71,12 @@ class OpenAIBody(_Strict):
     n: int | None = Field(None, description="choices of each prompt")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="taken and not used")
+    user: str | None = Field(None, description="whose request it is: users share the room fairly")
     request_id: str | None = None
     cache_salt: str | None = None
     priority: int | None = Field(None, description="lower ones are served earlier")
+    ttft_target_ms: int | None = Field(None, description="refused at once if its first token would come later")
+    itl_target_ms: int | None = Field(None, description="no worker takes it that could not keep this pace")
     return_token_ids: bool | None = Field(None, description="choices carry token_ids, the first prompt_token_ids")
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingFields:
@@ -121,6 +124,9 @@ class CompletionBody(OpenAIBody):
             request_id=self.request_id or "",
             cache_salt=self.cache_salt or "",
             priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
+            user=self.user or "",
+            ttft_target_ms=self.ttft_target_ms,
+            itl_target_ms=self.itl_target_ms,
         )
 
 
@@ -156,6 +162,9 @@ class ChatBody(OpenAIBody):
             request_id=self.request_id or "",
             cache_salt=self.cache_salt or "",
             priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
+            user=self.user or "",
+            ttft_target_ms=self.ttft_target_ms,
+            itl_target_ms=self.itl_target_ms,
         )
 
 

@@ -26,6 +26,8 @@ class Exclusion(Enum):
     AVOIDED = "failed this journey before"
     NOT_PREFERRED = "another one holds verified blocks of this journey"
     TOO_LATE = "its first token would come too late"
+    TOO_SLOW_NOW = "tokens would come too slowly with so many sequences"
+    TOO_SLOW = "tokens would come too slowly even to it alone"
 
 
 class RefusalKind(Enum):
@@ -33,6 +35,7 @@ class RefusalKind(Enum):
     NO_WORKER = "no worker is ready"
     NO_ROOM = "no worker has room now"
     NEVER = "no worker can ever hold it"
+    TOO_SLOW = "no worker is fast enough"
     UNKNOWN = "there is no such worker"
 
 
@@ -130,6 +133,8 @@ def usable_local(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerVi
 
 
 def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
+    if request.itl_within_ms is not None:
+        pool = [worker for worker in pool if pace_exclusion(worker, request.itl_within_ms) is None]
     usable = _usable(
         pool, request.num_decode_blocks, request.pinned_decode, request.avoided, request.num_decode_blocks_at_most
     )
@@ -151,6 +156,13 @@ def exclusion(worker: WorkerView, pinned: str, num_blocks: int, num_blocks_at_mo
     if not worker.has_room or num_blocks > worker.num_blocks_free:
         return Exclusion.NO_ROOM
     return None
+
+
+def pace_exclusion(worker: WorkerView, itl_within_ms: float | None) -> Exclusion | None:
+    """Why tokens would come too slowly at a decode worker, to this request or to those that are there."""
+    if itl_within_ms is None or worker.next_itl_ms <= min(itl_within_ms, worker.itl_limit_ms):
+        return None
+    return Exclusion.TOO_SLOW if worker.alone_itl_ms > itl_within_ms else Exclusion.TOO_SLOW_NOW
 
 
 def _usable(
@@ -198,7 +210,8 @@ def _local_placement(request: PlacementRequest, snapshot: Snapshot) -> Placement
 def _refusal(role: str, request: PlacementRequest, snapshot: Snapshot) -> Refusal:
     if role == "decode":
         kind = _refusal_kind(
-            snapshot.decode, request.pinned_decode, request.num_decode_blocks, request.num_decode_blocks_at_most
+            snapshot.decode, request.pinned_decode, request.num_decode_blocks, request.num_decode_blocks_at_most,
+            request.itl_within_ms,
         )
     else:
         kind = _refusal_kind(snapshot.prefill, request.pinned_prefill, request.num_prefill_blocks)
@@ -206,15 +219,21 @@ def _refusal(role: str, request: PlacementRequest, snapshot: Snapshot) -> Refusa
 
 
 def _refusal_kind(
-    pool: Sequence[WorkerView], pinned: str, num_blocks: int, num_blocks_at_most: int = 0
+    pool: Sequence[WorkerView], pinned: str, num_blocks: int, num_blocks_at_most: int = 0,
+    itl_within_ms: float | None = None,
 ) -> RefusalKind:
-    reasons = {exclusion(worker, pinned, num_blocks, num_blocks_at_most) for worker in pool}
+    reasons = {
+        exclusion(worker, pinned, num_blocks, num_blocks_at_most) or pace_exclusion(worker, itl_within_ms)
+        for worker in pool
+    }
     if reasons <= {Exclusion.ENDED, Exclusion.PINNED_ELSEWHERE} and reasons != {Exclusion.PINNED_ELSEWHERE}:
         return RefusalKind.NONE_LEFT
-    if Exclusion.NO_ROOM in reasons:
+    if reasons & {Exclusion.NO_ROOM, Exclusion.TOO_SLOW_NOW}:
         return RefusalKind.NO_ROOM
     if Exclusion.NOT_READY not in reasons and Exclusion.TOO_SMALL in reasons:
         return RefusalKind.NEVER
+    if Exclusion.NOT_READY not in reasons and Exclusion.TOO_SLOW in reasons:
+        return RefusalKind.TOO_SLOW
     if reasons == {Exclusion.PINNED_ELSEWHERE}:
         return RefusalKind.UNKNOWN
     return RefusalKind.NO_WORKER

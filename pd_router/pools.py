@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ class WorkerView:
         num_blocks_free: for a prefill worker all it has, as prompts wait there for theirs.
         prefill_ms_per_token: of a prefill worker.
         next_itl_ms: between two tokens of a sequence at a decode worker, once there is one sequence more.
+        alone_itl_ms: the same with one sequence in all.
+        itl_limit_ms: more than this breaks the target of a sequence that is there; inf: none has one.
         move_ms_per_token: to pull the cache of a token, at a decode worker.
         local_prefill_ms_per_token: of a decode worker that offers to compute prompts itself; None: it does not.
     """
@@ -38,17 +41,24 @@ class WorkerView:
     num_blocks_total: int = 0
     prefill_ms_per_token: float = DEFAULT_PREFILL_MS_PER_TOKEN
     next_itl_ms: float = DEFAULT_ITL_MS
+    alone_itl_ms: float = DEFAULT_ITL_MS
+    itl_limit_ms: float = math.inf
     move_ms_per_token: float = DEFAULT_MOVE_MS_PER_TOKEN
     local_prefill_ms_per_token: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """Both pools, and how many leading blocks of the prompt workers hold; those that hold none are not in `held`."""
+    """Both pools, and how many leading blocks of the prompt workers hold; those that hold none are not in `held`.
+
+    `prefill_is_measured`, `itl_is_measured`: whether any worker of the pool has measured its speed.
+    """
 
     prefill: tuple[WorkerView, ...]
     decode: tuple[WorkerView, ...]
     held: Mapping[str, int] = field(default_factory=dict)
+    prefill_is_measured: bool = False
+    itl_is_measured: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +77,8 @@ class PlacementRequest:
         avoided: workers that failed this journey; taken only if nobody else is there.
         preferred_decode: holds verified blocks of this journey; empty: none.
         first_token_within_ms: prefill workers that would be later are taken only if all would be; None: whenever.
+        itl_within_ms: decode workers that would be slower with it have no room, nor those where it would break another
+            one's target; inf: it has no target of its own; None: it goes anywhere.
     """
 
     num_tokens: int
@@ -81,3 +93,4 @@ class PlacementRequest:
     avoided: frozenset[str] = frozenset()
     preferred_decode: str = ""
     first_token_within_ms: float | None = None
+    itl_within_ms: float | None = None

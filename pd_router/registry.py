@@ -161,11 +161,6 @@ class Registry:
         """Draft tokens a step that every worker can do; 0 before the first has joined."""
         return min((link.info.max_speculate for link in self._links.values() if link.info), default=0)
 
-    @property
-    def knows_prefill_speed(self) -> bool:
-        """Whether any prefill worker has measured how fast it is."""
-        return any(link.load.prefill_ms_per_token is not None for link in self.links(Role.PREFILL))
-
     async def wait_change(self) -> None:
         """Until a worker has reported, come or gone, or room may have become free."""
         await self._change.wait()
@@ -184,6 +179,8 @@ class Registry:
             prefill=self._views(Role.PREFILL, prefill_view),
             decode=self._views(Role.DECODE, decode_view),
             held=self.index.held(block_hashes),
+            prefill_is_measured=any(link.load.prefill_ms_per_token is not None for link in self.links(Role.PREFILL)),
+            itl_is_measured=any(link.load.itl.is_measured for link in self.links(Role.DECODE)),
         )
 
     def _views(self, role: Role, make: Callable[[WorkerLink, list[WorkerLink]], WorkerView]) -> tuple[WorkerView, ...]:

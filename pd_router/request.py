@@ -25,6 +25,8 @@ from pd_engine.text.tokenizer import Tokenizer
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_CHARS = 256
+MAX_USER_CHARS = 256
+MAX_TARGET_MS = 86_400_000  # a day
 MAX_MESSAGES = 4096
 MAX_CHARS_INLINE = 4_000  # longer texts are tokenized in a thread: about 2 ms of the event loop
 _REQUEST_ID = re.compile(r"[\x21-\x7e]+")
@@ -71,11 +73,20 @@ class RawRequest:
     placement: PlacementWish = PlacementWish()
     cache_salt: str = ""
     priority: int = DEFAULT_PRIORITY
+    user: str = ""
+    ttft_target_ms: int | None = None
+    itl_target_ms: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a journey runs: one choice, number `choice` of its request. `priority`: lower ones go first."""
+    """What a journey runs: one choice, number `choice` of its request.
+
+    Attributes:
+        priority: lower ones go first.
+        tenant: who shares room with others fairly.
+        ttft_target_ms, itl_target_ms: within which it wants to be served; None: as the server has it.
+    """
 
     request_id: str
     choice: int = 0
@@ -85,6 +96,9 @@ class Request:
     placement: PlacementWish
     cache_salt: str
     priority: int = DEFAULT_PRIORITY
+    tenant: str = ""
+    ttft_target_ms: int | None = None
+    itl_target_ms: int | None = None
     warnings: tuple[str, ...] = field(default=())
 
 
@@ -118,6 +132,11 @@ class Preparer:
         if len(raw.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgument(f"cache_salt has at most {MAX_SALT_CHARS} characters, got {len(raw.cache_salt)}")
         check_priority(raw.priority)
+        if len(raw.user) > MAX_USER_CHARS:
+            raise InvalidArgument(f"user has at most {MAX_USER_CHARS} characters, got {len(raw.user)}")
+        for name, target_ms in (("ttft_target_ms", raw.ttft_target_ms), ("itl_target_ms", raw.itl_target_ms)):
+            if target_ms is not None and not 1 <= target_ms <= MAX_TARGET_MS:
+                raise InvalidArgument(f"{name} must be from 1 to {MAX_TARGET_MS}, got {shown(target_ms)}")
         _check_num_choices(raw.num_choices, len(raw.prompts))
         choices: list[Request] = []
         for number, prompt in enumerate(raw.prompts):
@@ -147,6 +166,9 @@ class Preparer:
             placement=raw.placement,
             cache_salt=raw.cache_salt,
             priority=raw.priority,
+            tenant=raw.user or raw.cache_salt,
+            ttft_target_ms=raw.ttft_target_ms,
+            itl_target_ms=raw.itl_target_ms,
             warnings=tuple(self._tokenizer.prompt_warnings(prompt_ids)),
         )
 

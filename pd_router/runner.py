@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
-from pd_router.admission import TtftTarget
+from pd_router.admission import Targets
 from pd_router.attempt import Attempt, AttemptFailure
-from pd_router.costs import num_uncached_tokens
+from pd_router.costs import num_expected_tokens, num_uncached_tokens
 from pd_router.explanation import explain
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
@@ -20,6 +20,7 @@ from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.stream import Chunk
+from pd_router.waiting_line import Ticket
 from pd_router.wanted import PromptHashes, placement_request
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class JourneyRunner:
     timeout_s: of the whole journey.
     handoff_wait_s: how long a decode worker may still finish a handoff whose prefill call has broken.
     recovery_wait_s: how long a journey with a failed attempt waits for a worker that is expected back.
-    ttft_target_ms: what cannot have its first token by then is refused while no prefill has begun; None: nothing is.
+    ttft_target_ms, itl_target_ms: of requests that name none; what cannot keep them is refused while no prefill has
+        begun. None: nothing is.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class JourneyRunner:
         handoff_wait_s: float,
         recovery_wait_s: float,
         ttft_target_ms: float | None,
+        itl_target_ms: float | None,
     ) -> None:
         self.journey = journey
         self._request = request
@@ -62,8 +65,10 @@ class JourneyRunner:
         self._timeout_s = timeout_s
         self._handoff_wait_s = handoff_wait_s
         self._recovery_wait_s = recovery_wait_s
-        self._ttft_target_ms = ttft_target_ms
-        self._first_token: TtftTarget | None = None
+        self._ttft_target_ms = request.ttft_target_ms or ttft_target_ms
+        self._itl_target_ms = request.itl_target_ms or itl_target_ms
+        self._begun_s = 0.0
+        self._is_let_in = False
         self._end_s = 0.0
         self._failed_workers: set[str] = set()
         self._preferred_decode = ""
@@ -72,9 +77,8 @@ class JourneyRunner:
     async def run(self) -> None:
         """Returns when the journey has ended."""
         now_s = asyncio.get_running_loop().time()
+        self._begun_s = now_s
         self._end_s = now_s + self._timeout_s
-        if self._ttft_target_ms is not None:
-            self._first_token = TtftTarget(target_ms=self._ttft_target_ms, begun_s=now_s)
         try:
             async with asyncio.timeout(self._timeout_s):
                 while not self.journey.ended:
@@ -90,7 +94,8 @@ class JourneyRunner:
         finally:
             assert self.journey.ended, self.journey.state
             self._release_all_but("")
-            self._registry.note_room()
+            if self._is_let_in:
+                self._gate.leave()
 
     async def _attempt(self) -> None:
         self._release_all_but(self._preferred_decode)
@@ -98,12 +103,14 @@ class JourneyRunner:
         try:
             placement = await self._gate.place(
                 wanted,
+                self._ticket(wanted),
+                self._targets(),
                 recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0,
-                first_token=None if self.journey.num_failures or self.journey.stream.tokens else self._first_token,
             )
         except PdRelayError as error:
             self.journey.give_up(error)
             return
+        self._is_let_in = True
         if self._request.placement.report_placement:
             self.journey.placement = placement
         attempt, links = self._begin(placement, wanted)
@@ -113,6 +120,20 @@ class JourneyRunner:
         failure = await attempt.run()
         if failure is not None:
             self._learn(failure, attempt.number, placement)
+
+    def _ticket(self, wanted: PlacementRequest) -> Ticket:
+        return Ticket(
+            tenant=self._request.tenant,
+            priority=self._request.priority,
+            num_tokens=wanted.num_tokens + num_expected_tokens(wanted),
+            is_again=self._is_let_in,
+        )
+
+    def _targets(self) -> Targets | None:
+        """None once it has begun: then it goes on, however late."""
+        if self.journey.num_failures or self.journey.stream.tokens:
+            return None
+        return Targets(begun_s=self._begun_s, ttft_ms=self._ttft_target_ms, itl_ms=self._itl_target_ms)
 
     def _begin(self, placement: Placement, wanted: PlacementRequest) -> tuple[Attempt, list[WorkerLink]]:
         prefill = self._registry.link(placement.prefill_worker)
@@ -130,6 +151,7 @@ class JourneyRunner:
             emit=self._emit,
             remaining_ms=self._remaining_ms,
             handoff_wait_s=self._handoff_wait_s,
+            itl_target_ms=self._itl_target_ms,
         )
         return attempt, [link for link in (prefill, decode) if link is not None]
 

@@ -14,6 +14,7 @@ from pd_engine.contracts import api_pb2, api_pb2_grpc
 from pd_engine.service.client import connect
 from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 from pd_engine.settings import Settings
+from pd_router.admission import AdmissionLimits
 from pd_router.dispatch import Dispatcher, DispatchSettings
 from pd_router.grpc_door import SERVICE_NAME, PdRelayService
 from pd_router.http_server import HttpServer
@@ -184,12 +185,17 @@ class Router:
     def _dispatch_settings(self) -> DispatchSettings:
         settings = self._settings
         return DispatchSettings(
-            max_running_requests=settings.router.max_running_requests,
+            admission=AdmissionLimits(
+                max_running=settings.router.max_running_requests,
+                max_waiting=settings.router.max_waiting_requests,
+                max_queued_ms=settings.router.max_prefill_queue_ms,
+            ),
             max_attempts=settings.router.max_attempts,
             timeout_s=settings.router.request_timeout_ms / 1000,
             handoff_wait_s=settings.transfer.lease_ms / 1000 + HANDOFF_MARGIN_S,
             recovery_wait_s=settings.router.recovery_wait_ms / 1000,
             ttft_target_ms=settings.router.ttft_target_ms,
+            itl_target_ms=settings.router.itl_target_ms,
             speculate=settings.decode.speculate,
             projected_tokens=settings.decode.projected_tokens,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from pd_engine.contracts import worker_pb2 as pb
-from pd_router.costs import next_itl_ms
+from pd_router.costs import assumed_itl_ms
 from pd_router.link import WorkerLink
 from pd_router.link_state import LinkState
-from pd_router.pools import DEFAULT_ITL_MS, DEFAULT_MOVE_MS_PER_TOKEN, DEFAULT_PREFILL_MS_PER_TOKEN, WorkerView
+from pd_router.pools import DEFAULT_MOVE_MS_PER_TOKEN, DEFAULT_PREFILL_MS_PER_TOKEN, WorkerView
 
 
 def prefill_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
@@ -37,10 +38,8 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
     load = link.load
     info = link.info if link.info is not None else pb.WorkerInfo()
     num_sequences = max(len(link.passengers), load.num_sequences)
-    itl_ms, itl_batch, move_ms_per_byte = load.itl_ms, load.itl_batch, load.move_ms_per_byte
-    if itl_ms is None:
-        measured = [(other.load.itl_ms, other.load.itl_batch) for other in pool if other.load.itl_ms is not None]
-        itl_ms, itl_batch = min(measured, default=(DEFAULT_ITL_MS, 0))
+    lines = [load.itl] if load.itl.is_measured else [other.load.itl for other in pool if other.load.itl.is_measured]
+    move_ms_per_byte = load.move_ms_per_byte
     if move_ms_per_byte is None:
         moves = (other.load.move_ms_per_byte for other in pool)
         move_ms_per_byte = min((ms for ms in moves if ms is not None), default=None)
@@ -52,7 +51,9 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
         num_sequences=num_sequences,
         num_blocks_free=load.num_blocks_free,
         num_blocks_total=info.num_blocks_total,
-        next_itl_ms=next_itl_ms(itl_ms, num_measured=itl_batch, num_sequences=num_sequences),
+        next_itl_ms=min((line.at(num_sequences + 1) for line in lines), default=assumed_itl_ms(num_sequences + 1)),
+        alone_itl_ms=min((line.at(1) for line in lines), default=assumed_itl_ms(1)),
+        itl_limit_ms=min((passenger.itl_limit_ms for passenger in link.passengers.values()), default=math.inf),
         move_ms_per_token=(
             DEFAULT_MOVE_MS_PER_TOKEN if move_ms_per_byte is None else move_ms_per_byte * info.bytes_per_token
         ),

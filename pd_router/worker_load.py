@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pd_engine.contracts import worker_pb2 as pb
+from pd_router.itl_line import ItlLine
 
 
 class WorkerLoad:
@@ -15,7 +16,7 @@ class WorkerLoad:
             blocks there.
         num_assigned_tokens: to compute there for this router, and not known to be done.
         prefill_ms_per_token, move_ms_per_byte: measured; None: not yet.
-        itl_ms: measured with `itl_batch` sequences; None: not yet.
+        itl: time between two tokens by the batch, as far as it has been measured.
     """
 
     def __init__(self) -> None:
@@ -24,8 +25,7 @@ class WorkerLoad:
         self.num_assigned_tokens = 0
         self.prefill_ms_per_token: float | None = None
         self.move_ms_per_byte: float | None = None
-        self.itl_ms: float | None = None
-        self.itl_batch = 0
+        self.itl = ItlLine()
         self._num_reports = 0
         self._num_new_tokens = 0  # assigned since the report
         self._num_done_tokens = 0  # assigned before it, and done since
@@ -44,7 +44,7 @@ class WorkerLoad:
         if report.pull_bytes_per_s > 0:
             self.move_ms_per_byte = 1000 / report.pull_bytes_per_s
         if report.itl_ms > 0 and report.num_running:
-            self.itl_ms, self.itl_batch = report.itl_ms, report.num_running
+            self.itl.note(report.num_running, report.itl_ms)
 
     def note_lost(self) -> None:
         """This life is over, as far as this router knows."""

@@ -163,6 +163,5 @@ def test_the_order_of_a_pool_decides_nothing(request: PlacementRequest, snapshot
 
 
 def test_the_pace_of_a_batch_grows_with_it() -> None:
-    paces = [costs.next_itl_ms(10.0, num_measured=4, num_sequences=n) for n in range(20)]
+    paces = [costs.assumed_itl_ms(num_sequences) for num_sequences in range(20)]
     assert paces == sorted(paces)
-    assert costs.next_itl_ms(10.0, num_measured=4, num_sequences=3) == 10.0

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from pd_engine.errors import ResourceExhausted
-from pd_router.admission import MAX_RETRY_MS, MIN_RETRY_MS, TtftTarget
-from pd_router.placement import Placement, PrefillKind
-from pd_router.pools import PlacementRequest, Snapshot
+from pd_engine.errors import InvalidArgument, ResourceExhausted
+from pd_router.admission import MAX_RETRY_MS, MIN_RETRY_MS, Targets, check_late
 from support.router_lab import RouterLab, eventually, router_lab, settings
+from support.toy_model import toy_generate
 
 PROMPT = list(range(100, 200))
-
-
-def placement(ttft_ms: float) -> Placement:
-    return Placement(
-        kind=PrefillKind.REMOTE, prefill_worker="p", decode_worker="d", ttft_ms=ttft_ms, cost_ms=ttft_ms,
-        request=PlacementRequest(num_tokens=1, num_prefill_blocks=1, num_decode_blocks=1),
-        snapshot=Snapshot(prefill=(), decode=()),
-    )
 
 
 @pytest.mark.parametrize(
@@ -36,11 +28,12 @@ def placement(ttft_ms: float) -> Placement:
 def test_what_would_be_late_is_refused_with_a_hint(
     ttft_ms: float, waited_ms: int, message: str, retry_after_ms: int
 ) -> None:
-    target = TtftTarget(target_ms=1_000, begun_s=50.0)
+    targets = Targets(ttft_ms=1_000, begun_s=50.0)
+    now_s = 50.0 + waited_ms / 1000
     with pytest.raises(ResourceExhausted, match=message) as caught:
-        target.check(placement(ttft_ms), now_s=50.0 + waited_ms / 1000)
+        check_late(targets, targets.late_ms(ttft_ms, now_s))
     assert caught.value.retry_after_ms == retry_after_ms
-    target.check(placement(999.0 - waited_ms), now_s=50.0 + waited_ms / 1000)
+    check_late(targets, targets.late_ms(999.0 - waited_ms, now_s))
 
 
 @pytest.fixture
@@ -90,3 +83,95 @@ async def test_who_finds_no_room_in_time_is_refused(lab: RouterLab) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert (await lab.generate(PROMPT, max_tokens=4)).output_ids  # the queue is not held up by the one that left it
+
+
+async def test_a_request_has_targets_of_its_own(lab: RouterLab) -> None:
+    await until_measured(lab, 800.0)
+    with pytest.raises(ResourceExhausted, match="the target is 50 ms"):
+        await lab.generate(PROMPT, ttft_target_ms=50)
+    reply = await lab.http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4, "ttft_target_ms": 50})
+    assert reply.status_code == 429
+    assert (await lab.generate(PROMPT, ttft_target_ms=5_000)).output_ids
+
+
+async def test_no_worker_takes_more_than_keep_the_pace() -> None:
+    """Three at once where two keep within 28 ms: the third waits until one has ended."""
+    async with router_lab(settings(router={"itl_target_ms": 28})) as lab:
+        [decode] = lab.decode
+        decode.loads |= {"itl_ms": 26.0, "num_running": 1}
+        link = lab.router._registry.link("decode-0")
+        assert link is not None
+        await eventually(lambda: link.load.itl.is_measured)
+        decode.loads["num_running"] = 0
+        decode.faults.stall_at = 2
+        stalled = asyncio.create_task(lab.generate(PROMPT, max_tokens=20))
+        await eventually(lambda: decode.arrived["stall"].is_set())
+        decode.faults.stall_at = 2
+        decode.arrived["stall"].clear()
+        second = asyncio.create_task(lab.generate(PROMPT, max_tokens=20))
+        await eventually(lambda: decode.arrived["stall"].is_set())
+        third = asyncio.create_task(lab.generate(PROMPT, max_tokens=4))
+        await eventually(lambda: lab.router.num_running == 3)
+        with pytest.raises(ResourceExhausted, match="no worker keeps within 20 ms a token"):
+            await lab.generate(PROMPT, itl_target_ms=20)  # looked at later than the third
+        assert sum(call == "Reserve" for call, _, _ in decode.calls) == 2
+        stalled.cancel()
+        assert list((await third).output_ids) == toy_generate(PROMPT, 4)
+        second.cancel()
+        await asyncio.gather(stalled, second, return_exceptions=True)
+
+
+async def test_of_those_that_wait_the_urgent_and_the_rare_come_first() -> None:
+    router = {"max_running_requests": 1, "max_waiting_requests": 4}
+    async with router_lab(settings(router=router)) as lab:
+        [prefill] = lab.prefill
+        prefill.faults.prefill_gate = gate = asyncio.Event()
+        asked = [("flood", 0), ("flood", 0), ("flood", 0), ("flood", -1), ("rare", 7)]
+        running = []
+        for number, (user, priority) in enumerate(asked):
+            request = lab.request([number + 1] * 20, user=user, priority=priority)
+            running.append(asyncio.create_task(lab.complete(request)))
+            await eventually(lambda number=number: lab.router.num_running == number + 1)  # type: ignore[misc]
+        guest = asyncio.create_task(lab.complete(lab.request([9] * 20, user="guest")))
+        with pytest.raises(ResourceExhausted, match="and 4 may wait"):
+            await running[2]  # the least urgent of those with most makes room for the guest
+        gate.set()
+        await asyncio.gather(*running[:2], *running[3:], guest)
+        order = [request.token_ids[0] for request in prefill.requests if request.DESCRIPTOR.name == "PrefillRequest"]
+        assert order == [1, 2, 5, 9, 4]
+
+
+async def test_prompts_wait_at_the_router_while_prefill_workers_have_enough_to_do() -> None:
+    async with router_lab(settings(router={"max_prefill_queue_ms": 100})) as lab:
+        [prefill] = lab.prefill
+        prefill.loads |= {"prefill_tokens_per_s": 1_000.0, "queued_prefill_tokens": 150}
+        link = lab.router._registry.link("prefill-0")
+        assert link is not None
+        await eventually(lambda: link.load.prefill_ms_per_token is not None)
+        running = asyncio.create_task(lab.generate(PROMPT, max_tokens=4))
+        await eventually(lambda: len(lab.router._dispatcher._admission.line) == 1)
+        assert not prefill.calls
+        prefill.loads["queued_prefill_tokens"] = 50
+        assert list((await running).output_ids) == toy_generate(PROMPT, 4)
+
+
+async def test_what_one_request_may_have_at_most() -> None:
+    async with router_lab(settings(router={"max_request_tokens": 150})) as lab:
+        with pytest.raises(InvalidArgument, match=r"at most 50 after .* as router\.max_request_tokens has 150"):
+            await lab.generate(PROMPT, max_tokens=51)
+        assert len((await lab.generate(PROMPT, max_tokens=50)).output_ids) == 50
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"user": "x" * 257}, "user has at most 256 characters, got 257"),
+        ({"ttft_target_ms": 86_400_001}, "ttft_target_ms must be from 1 to 86400000, got 86400001"),
+        ({"itl_target_ms": 2**32 - 1}, "itl_target_ms must be from 1 to 86400000, got 4294967295"),
+    ],
+)
+async def test_targets_and_users_that_cannot_be(lab: RouterLab, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        await lab.generate(PROMPT, **fields)
+    reply = await lab.http.post("/v1/completions", json={"prompt": PROMPT, **fields})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)

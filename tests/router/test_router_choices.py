@@ -175,13 +175,13 @@ async def test_a_client_that_goes_away_ends_all_choices() -> None:
 
 
 async def test_each_choice_counts_as_a_running_request() -> None:
-    async with router_lab(settings(router={"max_running_requests": 4})) as lab:
+    async with router_lab(settings(router={"max_running_requests": 4, "max_waiting_requests": 0})) as lab:
         with pytest.raises(InvalidArgument, match="the request has 5 choices; at most 4 run at once here"):
             await lab.complete(lab.request(n=5))
         gate = lab.prefill[0].faults.prefill_gate = asyncio.Event()
         running = asyncio.create_task(lab.generate())
         await eventually(lambda: lab.router.num_running == 1)
-        with pytest.raises(ResourceExhausted, match="1 requests are running; at most 4 are allowed at once"):
+        with pytest.raises(ResourceExhausted, match="4 requests are running, 0 wait; at most 4 are allowed at once"):
             await lab.complete(lab.request(n=4))
         gate.set()
         await running

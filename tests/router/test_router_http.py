@@ -191,7 +191,7 @@ async def test_another_model_and_unknown_paths(lab: RouterLab) -> None:
 
 
 async def test_the_system_is_full() -> None:
-    async with router_lab(settings(router={"max_running_requests": 1})) as lab:
+    async with router_lab(settings(router={"max_running_requests": 1, "max_waiting_requests": 0})) as lab:
         lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
         running = asyncio.create_task(lab.http.post("/v1/completions", json=BASE))
         await eventually(lambda: lab.router.num_running == 1)

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pd_engine.errors import ResourceExhausted
-from pd_router.admission import MAX_RETRY_MS, MIN_RETRY_MS, Admission
 from pd_router.placement import (
     Placement,
     PrefillKind,
@@ -167,20 +165,6 @@ def test_local_prefill_serves_when_the_prefill_pool_is_gone_and_no_prefill_worke
     assert isinstance(decision, Placement)
     assert (decision.kind, decision.ttft_ms) == (PrefillKind.LOCAL, 5_000.0)
     assert refused(place(replace(REQUEST, pinned_prefill="p"), pools))[0] == "prefill"
-
-
-def test_admission_refuses_the_one_too_many_with_a_hint() -> None:
-    admission = Admission(max_running_requests=2)
-    admission.admit(1)
-    with pytest.raises(ResourceExhausted, match="at most 2 are allowed") as caught:
-        admission.admit(2)
-    assert caught.value.retry_after_ms == MIN_RETRY_MS
-    for _ in range(100):
-        admission.note_end(4_000)
-    assert admission.retry_after_ms() == 2_000
-    for _ in range(100):
-        admission.note_end(10**9)
-    assert admission.retry_after_ms() == MAX_RETRY_MS
 
 
 def test_workers_that_have_ended_are_not_waited_for() -> None:

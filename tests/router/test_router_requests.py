@@ -233,11 +233,12 @@ async def test_placement_is_honoured() -> None:
 
 
 async def test_the_system_is_full() -> None:
-    async with router_lab(settings(router={"max_running_requests": 2})) as lab:
+    async with router_lab(settings(router={"max_running_requests": 2, "max_waiting_requests": 0})) as lab:
         lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
         running = [asyncio.create_task(lab.generate()) for _ in range(2)]
         await eventually(lambda: lab.router.num_running == 2)
-        with pytest.raises(ResourceExhausted, match="at most 2 are allowed") as caught:
+        said = "2 requests are running, 0 wait; at most 2 are allowed at once, and 0 may wait"
+        with pytest.raises(ResourceExhausted, match=said) as caught:
             await lab.generate()
         assert caught.value.retry_after_ms is not None
         gate.set()

@@ -48,7 +48,7 @@ def test_what_is_done_leaves_the_queue_before_the_next_report() -> None:
 def test_speeds_are_those_of_the_last_work() -> None:
     load = reported(prefill_tokens_per_s=2_000.0, itl_ms=12.0, num_running=4, pull_bytes_per_s=1e6)
     load.note_report(pb.LoadsReply(itl_ms=12.0))  # idle: measured with a batch that is gone
-    assert (load.prefill_ms_per_token, load.itl_ms, load.itl_batch, load.move_ms_per_byte) == (0.5, 12.0, 4, 1e-3)
+    assert (load.prefill_ms_per_token, load.itl.at(4), load.move_ms_per_byte) == (0.5, 12.0, 1e-3)
 
 
 def test_no_room_lasts_until_the_next_report() -> None:
