@@ -73,12 +73,13 @@ class SimulatedPrefill:
 
     Attributes:
         load: as a router knows it.
+        tokens_per_s: that it computes; prompts that have begun keep the speed that they began with.
     """
 
     def __init__(self, worker_id: str, *, tokens_per_s: float, cache_blocks: int) -> None:
         self.worker_id = worker_id
         self.load = WorkerLoad()
-        self._tokens_per_s = tokens_per_s
+        self.tokens_per_s = tokens_per_s
         self._cache_blocks = cache_blocks
         self._cache: OrderedDict[bytes, None] = OrderedDict()  # the next to be evicted first
         self._waiting: deque[Job] = deque()
@@ -97,7 +98,7 @@ class SimulatedPrefill:
             return None
         self._running = self._waiting.popleft()
         num_cached = self._num_cached_tokens(self._running.request)
-        self._ends_s = now_s + max(1, self._running.request.num_tokens - num_cached) / self._tokens_per_s
+        self._ends_s = now_s + max(1, self._running.request.num_tokens - num_cached) / self.tokens_per_s
         return self._ends_s, num_cached
 
     def finish(self) -> tuple[TracedRequest, list[bytes], list[bytes]]:
@@ -118,15 +119,15 @@ class SimulatedPrefill:
         waiting = (job.request for job in self._waiting)
         num_queued = sum(max(1, request.num_tokens - self._num_cached_tokens(request)) for request in waiting)
         if self._running is not None:
-            num_queued += round((self._ends_s - now_s) * self._tokens_per_s)
+            num_queued += round((self._ends_s - now_s) * self.tokens_per_s)
         self.load.note_report(
-            pb.LoadsReply(prefill_tokens_per_s=self._tokens_per_s, queued_prefill_tokens=max(0, num_queued))
+            pb.LoadsReply(prefill_tokens_per_s=self.tokens_per_s, queued_prefill_tokens=max(0, num_queued))
         )
 
     def view(self) -> WorkerView:
         return WorkerView(
             worker_id=self.worker_id, ready=True, num_queued_tokens=self.load.num_queued_tokens,
-            num_blocks_free=ROOMY, num_blocks_total=ROOMY, prefill_ms_per_token=1000 / self._tokens_per_s,
+            num_blocks_free=ROOMY, num_blocks_total=ROOMY, prefill_ms_per_token=1000 / self.tokens_per_s,
         )
 
     def _num_cached_tokens(self, request: TracedRequest) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from pd_ops.commands import bench_engine, bench_placement, bench_transfer
+from pd_ops.commands import bench_admission, bench_engine, bench_placement, bench_transfer
 
 app = typer.Typer(help="Measure, beside others in the same run.", no_args_is_help=True, rich_markup_mode=None)
 app.command("engine")(bench_engine.command)
 app.command("transfer")(bench_transfer.command)
 app.command("placement")(bench_placement.command)
+app.command("admission")(bench_admission.command)
