@@ -150,7 +150,7 @@ class Router:
         status = Status(
             self._model,
             self._registry,
-            cluster=self._settings.cluster.name,
+            settings=self._settings,
             num_running=lambda: self._dispatcher.num_running,
         )
         api_pb2_grpc.add_PdRelayServicer_to_server(PdRelayService(self._dispatcher, self._preparer, status), server)

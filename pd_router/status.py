@@ -11,6 +11,7 @@ import psutil
 
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.settings import Settings
 from pd_router.link import WorkerLink
 from pd_router.model_info import ModelInfo
 from pd_router.registry import Registry
@@ -20,10 +21,13 @@ SERVER_TYPE = "pd-relay-router"
 
 
 class Status:
-    def __init__(self, model: ModelInfo, registry: Registry, *, cluster: str, num_running: Callable[[], int]) -> None:
+    def __init__(
+        self, model: ModelInfo, registry: Registry, *, settings: Settings, num_running: Callable[[], int]
+    ) -> None:
         self._model = model
         self._registry = registry
-        self._cluster = cluster
+        self._cluster = settings.cluster.name
+        self._settings_json = settings.model_dump_json()
         self._num_running = num_running
         self._begun_s = time.monotonic()
         self._process = psutil.Process()
@@ -57,6 +61,7 @@ class Status:
             router_rss_bytes=self._process.memory_info().rss,
             router_pid=os.getpid(),
             cluster=self._cluster,
+            settings_json=self._settings_json,
         )
 
     def loads(self) -> api.GetLoadsResponse:

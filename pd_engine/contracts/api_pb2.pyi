@@ -306,7 +306,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "server_type", "uptime_seconds", "active_requests", "workers", "router_rss_bytes", "router_pid", "cluster")
+    __slots__ = ("version", "server_type", "uptime_seconds", "active_requests", "workers", "router_rss_bytes", "router_pid", "cluster", "settings_json")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_TYPE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +315,7 @@ class GetServerInfoResponse(_message.Message):
     ROUTER_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROUTER_PID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
     version: str
     server_type: str
     uptime_seconds: float
@@ -323,7 +324,8 @@ class GetServerInfoResponse(_message.Message):
     router_rss_bytes: int
     router_pid: int
     cluster: str
-    def __init__(self, version: _Optional[str] = ..., server_type: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_rss_bytes: _Optional[int] = ..., router_pid: _Optional[int] = ..., cluster: _Optional[str] = ...) -> None: ...
+    settings_json: str
+    def __init__(self, version: _Optional[str] = ..., server_type: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_rss_bytes: _Optional[int] = ..., router_pid: _Optional[int] = ..., cluster: _Optional[str] = ..., settings_json: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running", "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total")

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from pd_ops.commands import bench_admission, bench_engine, bench_placement, bench_transfer
+from pd_ops.commands import (
+    bench_admission,
+    bench_compare,
+    bench_engine,
+    bench_placement,
+    bench_serve,
+    bench_transfer,
+)
 
 app = typer.Typer(help="Measure, beside others in the same run.", no_args_is_help=True, rich_markup_mode=None)
+app.command("serve")(bench_serve.command)
+app.command("compare")(bench_compare.command)
 app.command("engine")(bench_engine.command)
 app.command("transfer")(bench_transfer.command)
 app.command("placement")(bench_placement.command)

@@ -1,0 +1,118 @@
+"""What is known of one request after it was sent: the raw record, one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pd_engine.errors import InvalidArgument
+from pd_ops.latency import StreamTiming
+
+MAX_RECORDS_BYTES = 4 * 2**30
+
+
+class Outcome(Enum):
+    FINISHED = "finished"
+    REFUSED = "refused"        # told that there is no room: HTTP 429, RESOURCE_EXHAUSTED
+    FAILED = "failed"
+    UNFINISHED = "unfinished"  # still running when the measurement was ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Seconds count from the beginning of the measurement.
+
+    Attributes:
+        intended_s: when it should have been sent, from which its latencies count; of a closed loop when it was sent.
+        arrivals: (when, tokens that came then).
+        num_cached_tokens, num_drafted, num_accepted: None: the endpoint did not say.
+        handoff_bytes, hidden_bytes, queue_ms: of a pd-relay over gRPC; queue_ms is what the router expected.
+    """
+
+    number: int
+    kind: str
+    intended_s: float
+    sent_s: float
+    end_s: float
+    outcome: Outcome
+    prompt_tokens: int
+    asked_tokens: int
+    arrivals: tuple[tuple[float, int], ...] = ()
+    num_cached_tokens: int | None = None
+    num_drafted: int | None = None
+    num_accepted: int | None = None
+    handoff_bytes: int | None = None
+    hidden_bytes: int | None = None
+    queue_ms: float | None = None
+    finish_reason: str = ""
+    error: str = ""
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(count for _, count in self.arrivals)
+
+    @property
+    def timing(self) -> StreamTiming:
+        return StreamTiming(start=self.intended_s, arrivals=self.arrivals)
+
+    @property
+    def lag_ms(self) -> float:
+        """By how much the generator was late."""
+        return 1e3 * (self.sent_s - self.intended_s)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "outcome": self.outcome.value, "arrivals": [list(one) for one in self.arrivals]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Record:
+        """Raises ValueError, TypeError or KeyError."""
+        arrivals = tuple((float(at), int(count)) for at, count in data["arrivals"])
+        return cls(**{**data, "outcome": Outcome(data["outcome"]), "arrivals": arrivals})
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """A record that is being written: its sender fills it as things come, so that an interruption loses nothing."""
+
+    number: int
+    kind: str
+    intended_s: float
+    prompt_tokens: int
+    asked_tokens: int
+    sent_s: float = 0.0
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def close(self, outcome: Outcome, end_s: float, error: str = "") -> Record:
+        return Record(
+            number=self.number, kind=self.kind, intended_s=self.intended_s, sent_s=self.sent_s, end_s=end_s,
+            outcome=outcome, prompt_tokens=self.prompt_tokens, asked_tokens=self.asked_tokens,
+            arrivals=tuple(self.arrivals), error=error, **self.details,
+        )
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_records(path: Path) -> list[Record]:
+    """Raises:
+    InvalidArgument: the file cannot be read, or a line is no record.
+    """
+    records: list[Record] = []
+    try:
+        if path.stat().st_size > MAX_RECORDS_BYTES:
+            raise InvalidArgument(f"{path} is larger than {MAX_RECORDS_BYTES} bytes")
+        with path.open(encoding="utf-8") as file:
+            records.extend(Record.from_json(json.loads(line)) for line in file)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidArgument(
+            f"{path}, line {len(records) + 1}, is no record of a request: {type(error).__name__}: {error}"
+        ) from None
+    return records

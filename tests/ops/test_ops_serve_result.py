@@ -1,0 +1,198 @@
+"""Results: none without its identity, written and read again, compared; records and files that are broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pd_engine.contracts import api_pb2
+from pd_engine.errors import InvalidArgument, NotFound
+from pd_engine.model.checkpoint import DEMO_PATH
+from pd_engine.settings import Settings
+from pd_ops.bench.serve.about import Served, served_by_router, serving_identity
+from pd_ops.bench.serve.compare import differences, is_same_work, measures
+from pd_ops.bench.serve.plot import plot
+from pd_ops.bench.serve.record import Outcome, Record, read_records, write_records
+from pd_ops.bench.serve.result import Result, new_folder, read_result, write_result
+from pd_ops.bench.serve.summary import Targets, series, summarize
+from pd_ops.bench.serve.text import result_text
+from support.commands import run_command
+
+LOAD = {
+    "source": "kinds", "trace": None, "kinds": ["short"], "skip": 0, "requests": 2, "seed": 0, "loop": "open",
+    "concurrency": None, "arrivals": "poisson", "rate_per_s": 2.0, "length_scale": 1.0, "num_clipped": 0,
+    "prompt_tokens": 20, "output_tokens": 6, "shared_block_share": 0.0, "prompt_salt": "x",
+}
+TARGETS = Targets(ttft_ms=500.0, itl_ms=100.0)
+
+
+def served(**fields: Any) -> Served:
+    known: dict[str, Any] = {
+        "engine": "pd-relay 0.1.0", "checkpoint": "demo", "precision": "bf16", "max_context": 4096, "vocab_size": 4096,
+        "topology": {"prefill": 1, "decode": 1}, "settings": {"engine": {"chunk_tokens": 256}},
+        "prefill_form": "absorbed",
+    }
+    return Served(**(known | fields))
+
+
+def records(ttft_s: float = 0.1) -> tuple[Record, ...]:
+    return tuple(
+        Record(
+            number=number, kind="short", intended_s=float(number), sent_s=float(number), end_s=number + 1.0,
+            outcome=Outcome.FINISHED, prompt_tokens=10, asked_tokens=3,
+            arrivals=((number + ttft_s, 1), (number + ttft_s + 0.05, 2)), num_cached_tokens=0,
+        )
+        for number in range(2)
+    )
+
+
+def document(made: tuple[Record, ...] | None = None, **fields: Any) -> dict[str, Any]:
+    made = records() if made is None else made
+    identity = serving_identity(served(), max_new_tokens=3, sampling={"temperature": 0.0})
+    return {
+        "identity": identity, "load": LOAD, "targets": TARGETS.to_json(), "series": series(made, 2.0), "pools": [],
+        "summary": summarize(made, TARGETS, span_s=2.0), "interrupted": False, **fields,
+    }
+
+
+def write(folder: Path, made: tuple[Record, ...] | None = None, **fields: Any) -> Path:
+    made = records() if made is None else made
+    found = document(made, **fields)
+    write_result(new_folder(folder), found, made, plot(made, found["series"], TARGETS, "a <title>"))
+    return folder
+
+
+@pytest.mark.parametrize(("missing", "flag"), [
+    ("engine", "--engine"), ("precision", "--precision"), ("max_context", "--max-context"),
+    ("topology", "--topology"), ("settings", "--engine-setting"), ("checkpoint", "--checkpoint"),
+])
+def test_no_result_without_its_identity(missing: str, flag: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        serving_identity(served(**{missing: None}), max_new_tokens=1, sampling={})
+    assert f"{missing} ({flag})" in caught.value.message
+
+
+def test_a_checkpoint_elsewhere_has_no_hash() -> None:
+    with pytest.raises(NotFound, match="--checkpoint PATH"):
+        serving_identity(served(checkpoint="/nowhere/model"), max_new_tokens=1, sampling={})
+
+
+def test_identity_has_every_part() -> None:
+    identity = serving_identity(served(), max_new_tokens=7, sampling={"temperature": 0.0})
+    assert identity["checkpoint"] == str(DEMO_PATH.resolve())
+    assert len(identity["weights_hash"]) == len(identity["tokenizer_hash"]) == 32
+    assert (identity["max_new_tokens"], identity["prefill_form"], identity["allow_rounding_reuse"]) == (
+        7, "absorbed", False,
+    )
+    assert {"commit", "dirty", "packages", "cpu_model", "cores"} <= identity["host"].keys()
+
+
+def test_a_router_tells_its_identity() -> None:
+    settings = Settings.model_validate({"engine": {"latent_dtype": "fp8", "prefill_form": "expanded"}})
+    workers = [
+        api_pb2.WorkerStatus(role=role, host="h", ops_backend="cpu-avx2") for role in ("prefill", "decode", "decode")
+    ]
+    found = served_by_router(
+        api_pb2.GetModelInfoResponse(model_path="m", dtype="bf16", max_context_length=10, vocab_size=5),
+        api_pb2.GetServerInfoResponse(version="1", workers=workers, settings_json=settings.model_dump_json()),
+    )
+    assert (found.engine, found.precision, found.prefill_form) == ("pd-relay 1", "bf16, fp8 latents", "expanded")
+    assert found.topology == {"prefill": 1, "decode": 2, "hosts": ["h"], "ops": ["cpu-avx2"]}
+    assert found.settings is not None
+    assert found.settings["engine"]["chunk_tokens"] == 256
+    unready = served_by_router(api_pb2.GetModelInfoResponse(), api_pb2.GetServerInfoResponse())
+    assert (unready.precision, unready.max_context, unready.settings) == (None, None, None)
+
+
+def test_written_and_read_again(tmp_path: Path) -> None:
+    folder = write(tmp_path / "result")
+    found = read_result(folder)
+    assert found.records == records()
+    assert found.document == json.loads(json.dumps(document() | {"identity": found.identity}))
+    assert read_result(folder / "result.json").targets == TARGETS
+    root = ElementTree.parse(folder / "plot.svg").getroot()
+    assert root.tag.endswith("svg")
+    with pytest.raises(InvalidArgument, match="holds a result already"):
+        new_folder(folder)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("[", "cannot be read"), ("[]", "it has no identity"), ("{}", "it has no identity, load"),
+    ('{"identity": {"a": 1}, "load": {"a": 1}, "targets": {"a": 1}, "summary": {"a": 1}, "series": [1]}', "KeyError"),
+])
+def test_broken_results_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InvalidArgument) as caught:
+        read_result(tmp_path)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"arrivals": [[1]]}', "[]", '{"arrivals": [], "outcome": "x"}'])
+def test_broken_records_are_refused_by_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "records.jsonl"
+    write_records(path, records())
+    path.write_text(path.read_text() + text)
+    with pytest.raises(InvalidArgument, match="line 3"):
+        read_records(path)
+
+
+def test_no_result(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="bench serve --out"):
+        read_result(tmp_path)
+
+
+def _result(**fields: Any) -> Result:
+    return Result(path=Path("x"), document=document(**fields), records=())
+
+
+def test_compare_says_what_differs_before_what_is_faster() -> None:
+    left, right = _result(), _result(made=records(ttft_s=0.2))
+    right.document["identity"] = right.identity | {"settings": {"engine": {"chunk_tokens": 512}}}
+    found = differences(left, right)
+    assert [(one.name, one.left, one.right) for one in found] == [("identity.settings.engine.chunk_tokens", 256, 512)]
+    assert is_same_work(found)
+    rows = {row.name: row for row in measures(left, right, is_same_work=True)}
+    assert rows["TTFT ms p50"].better == "left"
+    assert rows["TTFT ms p50"].ratio == pytest.approx(2)
+    assert rows["goodput a second"].better == "same"
+    assert rows["cached share of prompts"].better is None
+
+
+def test_different_work_is_never_faster() -> None:
+    left, right = _result(), _result(load=LOAD | {"rate_per_s": 1.0})
+    found = differences(left, right)
+    assert not is_same_work(found)
+    assert {row.better for row in measures(left, right, is_same_work=False)} == {None}
+    assert not is_same_work(differences(left, _result(interrupted=True)))
+    other_targets = _result(targets=Targets(ttft_ms=1.0).to_json())
+    assert not is_same_work(differences(left, other_targets))
+
+
+def test_dates_load_and_salt_are_no_difference() -> None:
+    left, right = _result(), _result(load=LOAD | {"prompt_salt": "y"})
+    right.document["identity"] = right.identity | {"host": right.identity["host"] | {"date": "z", "load_1m": 99.0}}
+    assert differences(left, right) == []
+
+
+def test_compare_command(tmp_path: Path) -> None:
+    left, right = write(tmp_path / "left"), write(tmp_path / "right", load=LOAD | {"seed": 9})
+    text = run_command("bench", "compare", left, right).stdout
+    assert text.index("load.seed") < text.index("neither is faster") < text.index("TTFT ms p50")
+    compared = run_command("bench", "compare", left, left, "--json").document
+    assert compared["same_work"]
+    assert compared["differences"] == []
+
+
+def test_text_names_the_identity_first() -> None:
+    text = result_text(document(interrupted=True))
+    assert text.index("weights ") < text.index("goodput")
+    assert "2 of 2 (100.0%) had TTFT <= 500 ms and mean ITL <= 100 ms" in text
+    assert "interrupted" in text
+
+
+def test_empty_plot_is_still_one() -> None:
+    ElementTree.fromstring(plot([], series([], 0.0), Targets(), "nothing"))
