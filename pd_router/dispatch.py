@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pd_engine.errors import AlreadyExists, InvalidArgument, PdRelayError, Unavailable
 from pd_engine.service.ids import NewId, random_id
+from pd_engine.settings import Settings
 from pd_engine.text.output import OutputText
 from pd_engine.text.tokenizer import Tokenizer
 from pd_router.admission import Admission, AdmissionLimits
@@ -26,6 +27,8 @@ from pd_router.wanted import PromptHashes, placement_request
 
 log = logging.getLogger(__name__)
 
+HANDOFF_MARGIN_S = 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchSettings:
@@ -41,6 +44,24 @@ class DispatchSettings:
     itl_target_ms: float | None
     speculate: int
     projected_tokens: int
+
+    @staticmethod
+    def of(settings: Settings) -> DispatchSettings:
+        return DispatchSettings(
+            admission=AdmissionLimits(
+                max_running=settings.router.max_running_requests,
+                max_waiting=settings.router.max_waiting_requests,
+                max_queued_ms=settings.router.max_prefill_queue_ms,
+            ),
+            max_attempts=settings.router.max_attempts,
+            timeout_s=settings.router.request_timeout_ms / 1000,
+            handoff_wait_s=settings.transfer.lease_ms / 1000 + HANDOFF_MARGIN_S,
+            recovery_wait_s=settings.router.recovery_wait_ms / 1000,
+            ttft_target_ms=settings.router.ttft_target_ms,
+            itl_target_ms=settings.router.itl_target_ms,
+            speculate=settings.decode.speculate,
+            projected_tokens=settings.decode.projected_tokens,
+        )
 
 
 class Dispatcher:

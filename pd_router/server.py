@@ -14,7 +14,6 @@ from pd_engine.contracts import api_pb2, api_pb2_grpc
 from pd_engine.service.client import connect
 from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 from pd_engine.settings import Settings
-from pd_router.admission import AdmissionLimits
 from pd_router.dispatch import Dispatcher, DispatchSettings
 from pd_router.grpc_door import SERVICE_NAME, PdRelayService
 from pd_router.http_server import HttpServer
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_DRAIN_S = 1.0
 GRPC_GRACE_S = 1.0
-HANDOFF_MARGIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Router:
         )
         self._metrics = Metrics(self._registry, lambda: self._dispatcher.num_running)
         self._dispatcher = Dispatcher(
-            self._dispatch_settings(),
+            DispatchSettings.of(self._settings),
             registry=self._registry,
             tokenizer=self._model.tokenizer,
             metrics=self._metrics,
@@ -181,21 +179,3 @@ class Router:
                 await self._health.set_serving(serving)
                 log.info("serving" if serving else "not serving: a pool has no ready worker")
             await self._registry.wait_change()
-
-    def _dispatch_settings(self) -> DispatchSettings:
-        settings = self._settings
-        return DispatchSettings(
-            admission=AdmissionLimits(
-                max_running=settings.router.max_running_requests,
-                max_waiting=settings.router.max_waiting_requests,
-                max_queued_ms=settings.router.max_prefill_queue_ms,
-            ),
-            max_attempts=settings.router.max_attempts,
-            timeout_s=settings.router.request_timeout_ms / 1000,
-            handoff_wait_s=settings.transfer.lease_ms / 1000 + HANDOFF_MARGIN_S,
-            recovery_wait_s=settings.router.recovery_wait_ms / 1000,
-            ttft_target_ms=settings.router.ttft_target_ms,
-            itl_target_ms=settings.router.itl_target_ms,
-            speculate=settings.decode.speculate,
-            projected_tokens=settings.decode.projected_tokens,
-        )

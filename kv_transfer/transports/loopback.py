@@ -8,7 +8,6 @@ quarantine is for. Only revoking the memory ends it: `quiesce` does that after `
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from kv_transfer.transport import Authorize, Capabilities, Connection, Ending, F
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena, component_offsets
 from pd_engine.errors import DeadlineExceeded, Gone, InvalidArgument, Unavailable
+from pd_engine.service.ids import NewId, random_id
 
 NAME = "loopback"
 ENDING_MS = 1_000
@@ -25,6 +25,12 @@ NUM_DELAY_TURNS = 50  # of the event loop
 
 Copy = tuple[int, int, int]
 """(source offset, destination offset, length)"""
+
+OnCopy = Callable[[int, int], None]
+
+
+def _ignore(offset: int, length: int) -> None:
+    return
 
 
 class FaultKind(Enum):
@@ -93,9 +99,9 @@ class LoopbackSource:
 
     name = NAME
 
-    def __init__(self, network: LoopbackNetwork) -> None:
+    def __init__(self, network: LoopbackNetwork, new_id: NewId = random_id) -> None:
         self._network = network
-        self._address = secrets.token_hex(8)
+        self._address = new_id()
 
     async def start(self, arena: Arena, epoch: str, authorize: Authorize) -> None:
         self._network.served[self._address] = _Served(arena, epoch, authorize)
@@ -110,15 +116,19 @@ class LoopbackSource:
 class LoopbackPull:
     """Args:
     plan: what goes wrong, over all connections.
+    on_copy: told (offset, length) of each range of the arena before it is written, in the context of its fetch.
     """
 
     name = NAME
     capabilities = Capabilities(ending=Ending.REVOKE, ending_ms=ENDING_MS, one_sided=False, across_hosts=False)
 
-    def __init__(self, network: LoopbackNetwork, arena: Arena, plan: FaultPlan | None = None) -> None:
+    def __init__(
+        self, network: LoopbackNetwork, arena: Arena, plan: FaultPlan | None = None, on_copy: OnCopy = _ignore
+    ) -> None:
         self._network = network
         self._arena = arena
         self._plan = plan or FaultPlan()
+        self._on_copy = on_copy
 
     async def connect(
         self, metadata: Metadata, *, epoch: str, token: str, num_blocks: int, timeout_s: float
@@ -133,7 +143,7 @@ class LoopbackPull:
             raise Gone
         if component_offsets(self._arena.layout, num_blocks)[1] != served.arena.num_bytes:
             raise InvalidArgument(f"{NAME}: the arena is not of {num_blocks} blocks of this layout")
-        return LoopbackConnection(self._network, address, served, self._arena, self._plan)
+        return LoopbackConnection(self._network, address, served, self._arena, self._plan, self._on_copy)
 
     async def close(self) -> None:
         return
@@ -143,13 +153,15 @@ class LoopbackConnection:
     """Copies in tasks of its own, which outlive whoever waits for them."""
 
     def __init__(
-        self, network: LoopbackNetwork, address: str, served: _Served, arena: Arena, plan: FaultPlan
+        self, network: LoopbackNetwork, address: str, served: _Served, arena: Arena, plan: FaultPlan,
+        on_copy: OnCopy,
     ) -> None:
         self._network = network
         self._address = address
         self._served = served
         self._arena = arena
         self._plan = plan
+        self._on_copy = on_copy
         self._unfinished: set[asyncio.Task[Fetched]] = set()
         self._given_up: set[asyncio.Task[Fetched]] = set()  # of those, the ones that nobody waits for
         self._is_dead = False
@@ -222,6 +234,7 @@ class LoopbackConnection:
 
     def _copy(self, copies: list[Copy]) -> None:
         for start, target, length in copies:
+            self._on_copy(target, length)
             self._arena.buffer[target : target + length] = self._served.arena.buffer[start : start + length]
 
     def _ended(self, transfer: asyncio.Task[Fetched]) -> None:

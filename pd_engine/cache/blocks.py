@@ -127,6 +127,10 @@ class BlockPool:
             self._quarantined.remove(block)
             self._free.append(block)
 
+    def is_free(self, block: int) -> bool:
+        """Whether it may be given to anybody next, kept ones among them."""
+        return block in self._kept or block in self._free
+
     def owners(self, block: int) -> Sequence[Owner]:
         return tuple(self._owners.get(block, ()))
 

@@ -1,0 +1,164 @@
+"""The simulated cluster: its processes, their lives, and the troubles that strike them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from pd_ops.simulation.around import SimulatedSurroundings
+from pd_ops.simulation.faults import FaultName, Trouble
+from pd_ops.simulation.loop import VirtualLoop
+from pd_ops.simulation.members import SimulatedRouter, SimulatedWorker, address_of
+from pd_ops.simulation.network import Network
+from pd_ops.simulation.process import Process
+from pd_ops.simulation.server import Witness
+from pd_ops.simulation.transfers import FetchFaults, Places
+from pd_ops.simulation.weather import Front, SeededPace, SeededWeather, fetch_faults
+from pd_router.link_state import WorkerEndpoint
+
+BAD_FETCHES = 0.5  # share of those that something happens to
+STORM = 0.3        # share of messages or calls
+CLOCK_RATES = (0.98, 1.02)
+NUM_BLOCKS = {"prefill": 36, "decode": 26}  # of a worker of that role
+STORMS = {FaultName.SLOW: "slow", FaultName.LOST_REPLIES: "lost", FaultName.DUPLICATES: "doubled"}
+
+
+class SimulatedCluster:
+    """Args:
+    chance: random numbers for what is named.
+    tell, complain: what happens, and what never may.
+
+    Attributes:
+        workers, routers: that live, by name.
+        members: workers by process.
+        processes: all lives, by name, oldest first.
+    """
+
+    def __init__(
+        self, loop: VirtualLoop, *, worker_names: Sequence[str], router_names: Sequence[str],
+        chance: Callable[[str], random.Random], tell: Callable[[Process | None, str], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self.worker_names = worker_names
+        self.router_names = router_names
+        self.weather = SeededWeather(random=chance("network"))
+        self.network = Network(loop, self.weather)
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.routers: dict[str, SimulatedRouter] = {}
+        self.members: dict[Process, SimulatedWorker] = {}
+        self.processes: dict[str, list[Process]] = {}
+        self._loop = loop
+        self._places = Places()
+        self._chance = chance
+        self._tell = tell
+        self._complain = complain
+        self._ids = chance("ids")
+        self._bad_fetches: set[str] = set()
+
+    async def start(self, witness: Witness) -> None:
+        self._witness = witness
+        for names, start in ((self.worker_names, self._start_worker), (self.router_names, self._start_router)):
+            await asyncio.gather(*(self._loop.create_task(start(name)) for name in names))
+
+    def new_process(self, name: str) -> Process:
+        lives = self.processes.setdefault(name, [])
+        chance = self._chance(f"clock {name} {len(lives)}")
+        process = Process(
+            name=name, life=len(lives) + 1, clock_offset_s=chance.uniform(0.0, 1e5),
+            clock_rate=chance.uniform(*CLOCK_RATES),
+        )
+        lives.append(process)
+        return process
+
+    def leftovers(self) -> list[str]:
+        """What requests that have ended have left anywhere, in words."""
+        members: list[SimulatedWorker | SimulatedRouter] = [*self.workers.values(), *self.routers.values()]
+        return [f"{member.process.label}: {text}" for member in members for text in member.leftovers()]
+
+    async def strike(self, trouble: Trouble) -> None:
+        """Returns when it is over. One at a time kills or stops a process."""
+        process = self.processes[trouble.target][-1]
+        if not process.is_running:
+            return
+        self._tell(None, str(trouble))
+        match trouble.name:
+            case FaultName.CRASH:
+                await self._crash(process, trouble.seconds)
+            case FaultName.STOP:
+                await self._stop(process, trouble.seconds)
+            case FaultName.CUT:
+                await self._cut(trouble)
+            case FaultName.BAD_FETCHES:
+                self._bad_fetches.add(trouble.target)
+                await asyncio.sleep(trouble.seconds)
+                self._bad_fetches.discard(trouble.target)
+            case FaultName.SLOW | FaultName.LOST_REPLIES | FaultName.DUPLICATES:
+                front = self.weather.fronts.setdefault(trouble.target, Front())
+                setattr(front, STORMS[trouble.name], STORM)
+                await asyncio.sleep(trouble.seconds)
+                setattr(front, STORMS[trouble.name], 0.0)
+        self._tell(None, f"over: {trouble}")
+
+    # Lives
+
+    async def _start_worker(self, name: str) -> None:
+        process, role = self.new_process(name), name.partition("-")[0]
+        draw = fetch_faults(
+            self._chance(f"fetches {process.label}"), lambda: BAD_FETCHES if name in self._bad_fetches else 0.0
+        )
+        around = SimulatedSurroundings(
+            process=process, network=self.network, places=self._places, witness=self._witness,
+            pace=SeededPace(self._chance(f"pace {process.label}")), faults=FetchFaults(draw),
+            num_blocks=NUM_BLOCKS[role], new_id=self._new_id,
+            complain=lambda text: self._complain(f"{process.label}: {text}"),
+        )
+
+        async def start() -> None:
+            worker = SimulatedWorker(role, around)
+            await worker.start()
+            self.workers[name] = self.members[process] = worker
+
+        self._tell(process, "starts")
+        await self._loop.create_task(start(), context=process.context())
+
+    async def _start_router(self, name: str) -> None:
+        process = self.new_process(name)
+        endpoints = [WorkerEndpoint(each, each.partition("-")[0], address_of(each)) for each in self.worker_names]
+
+        async def start() -> None:
+            router = self.routers[name] = SimulatedRouter(process, self.network, self._witness, self._new_id)
+            await router.start(endpoints)
+
+        self._tell(process, "starts")
+        await self._loop.create_task(start(), context=process.context())
+
+    async def _crash(self, process: Process, seconds: float) -> None:
+        process.is_alive = False
+        self.network.died(process)
+        self._places.died(process)
+        self.workers.pop(process.name, None)
+        self.routers.pop(process.name, None)
+        await asyncio.sleep(seconds)
+        if process.name in self.worker_names:
+            await self._start_worker(process.name)
+        else:
+            await self._start_router(process.name)
+
+    async def _stop(self, process: Process, seconds: float) -> None:
+        process.is_stopped = True
+        self.network.stopped(process)
+        await asyncio.sleep(seconds)
+        self._loop.go_on(process)
+
+    async def _cut(self, trouble: Trouble) -> None:
+        everybody = [name for name in (*self.worker_names, *self.router_names) if name != trouble.target]
+        others = [trouble.other] if trouble.other else everybody
+        for other in others:
+            self.network.cut(trouble.target, other)
+        await asyncio.sleep(trouble.seconds)
+        for other in others:
+            self.network.heal(trouble.target, other)
+
+    def _new_id(self) -> str:
+        return f"{self._ids.getrandbits(128):032x}"

@@ -1,0 +1,85 @@
+"""What goes wrong in one world, decided beforehand from its seed: when, where, for how long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+FIRST_S, LAST_S = 0.3, 6.0
+MAX_FAULTS = 6
+
+
+class FaultName(Enum):
+    CRASH = "is killed"
+    STOP = "is stopped"
+    CUT = "is cut off"
+    SLOW = "has a slow network"
+    LOST_REPLIES = "loses replies"
+    DUPLICATES = "hears calls twice"
+    BAD_FETCHES = "has bad fetches"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """One fault.
+
+    Attributes:
+        target: name of a process.
+        other: of the one that it is cut off from; empty: from all.
+        seconds: until it is over: a killed process is started anew then.
+    """
+
+    at_s: float
+    name: FaultName
+    target: str
+    seconds: float
+    other: str = ""
+
+    def __str__(self) -> str:
+        where = f" from {self.other or 'all'}" if self.name is FaultName.CUT else ""
+        return f"{self.target} {self.name.value}{where} for {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """`weight`: how often, beside the others; `seconds`: how long, at least and at most."""
+
+    weight: int
+    seconds: tuple[float, float]
+
+
+_KINDS = {
+    FaultName.CRASH: _Kind(4, (0.05, 3.0)),
+    FaultName.STOP: _Kind(3, (0.1, 5.0)),
+    FaultName.CUT: _Kind(4, (0.1, 6.0)),
+    FaultName.SLOW: _Kind(3, (0.5, 3.0)),
+    FaultName.LOST_REPLIES: _Kind(3, (0.5, 3.0)),
+    FaultName.DUPLICATES: _Kind(3, (0.5, 4.0)),
+    FaultName.BAD_FETCHES: _Kind(4, (0.5, 4.0)),
+}
+
+
+def plan_faults(chance: random.Random, *, workers: Sequence[str], routers: Sequence[str]) -> list[Trouble]:
+    """By time. Every world has its own number of them, some none at all.
+
+    One router at least is left alone, as is what stands between it and clients.
+    """
+    plan = []
+    for _ in range(chance.randint(0, MAX_FAULTS)):
+        names = list(_KINDS)
+        name = chance.choices(names, [_KINDS[each].weight for each in names])[0]
+        targets = list(workers)
+        if name in (FaultName.CRASH, FaultName.STOP):
+            targets += routers[1:]
+        target = chance.choice(targets)
+        others = [each for each in (*workers, *routers) if each != target]
+        plan.append(
+            Trouble(
+                at_s=chance.uniform(FIRST_S, LAST_S), name=name, target=target,
+                seconds=chance.uniform(*_KINDS[name].seconds),
+                other=chance.choice(["", *others]) if name is FaultName.CUT else "",
+            )
+        )
+    return sorted(plan, key=lambda trouble: trouble.at_s)

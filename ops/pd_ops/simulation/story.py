@@ -1,0 +1,39 @@
+"""What happened in a world, in order: a line for each event that a reader needs to follow it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`who`: a process with its life, or "world". `is_routine`: left out when the story is told."""
+
+    at_s: float
+    who: str
+    text: str
+    is_routine: bool = False
+
+
+class Story:
+    """Attributes:
+    lines: so far.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+
+    def add(self, at_s: float, who: str, text: str, *, is_routine: bool = False) -> None:
+        self.lines.append(Line(at_s, who, text, is_routine))
+
+    def tell(self) -> str:
+        """Seconds, who, what."""
+        return "\n".join(
+            f"{line.at_s:9.4f}  {line.who:<12} {line.text}" for line in self.lines if not line.is_routine
+        )
+
+    def digest(self) -> str:
+        """Of every line, the routine ones too: two runs of one seed have the same."""
+        content = "\n".join(f"{line.at_s!r} {line.who} {line.text}" for line in self.lines)
+        return hashlib.sha256(content.encode()).hexdigest()

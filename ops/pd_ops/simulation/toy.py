@@ -1,0 +1,225 @@
+"""The toy model: its next token is a function of the tokens before it, and so are the contents of every slot. What it
+reads it checks, so that a slot that was lost, mixed up or written by somebody else is seen as soon as it is read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pd_engine.cache.arena import Arena
+from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
+from pd_engine.engine import Engine
+from pd_engine.errors import Internal
+from pd_engine.sampling.params import SamplingParams
+from pd_engine.sequence import SampledToken, Sequence, TokenLogprobs
+from pd_engine.steps.decode import DecodeOutput, finish_reason
+from pd_engine.steps.draft import num_wanted_drafts
+from pd_engine.steps.forward import Steps
+from pd_engine.steps.prefill import Chunk
+from pd_engine.steps.state import can_draft
+
+BLOCK_SIZE = 4
+MAX_CONTEXT_LENGTH = 256
+FIRST_TOKEN = 100
+NUM_TOKENS = 1_000  # different ones that it generates
+STOP_TOKEN = 99
+STOP_EVERY = 60     # tokens, on average
+MASK = (1 << 64) - 1
+COMPONENT_SALTS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
+GUESS = np.uint64(0xDEAD)  # what a rejected draft leaves
+LAYOUT = CacheLayout(
+    block_size=BLOCK_SIZE,
+    components=(
+        Component(name="layers.0", kind=ComponentKind.PAGED, width=2, dtype="fp32"),
+        Component(name="mtp.0", kind=ComponentKind.PAGED, width=2, dtype="fp32", first_position=1),
+    ),
+)
+
+
+def mix(value: int) -> int:
+    """64 bits, well mixed (splitmix64's finalizer)."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
+    return value ^ (value >> 31)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _following(state: int, token_id: int) -> int:
+    return mix(state * 31 + token_id + 1 & MASK)
+
+
+def states(token_ids: Seq[int]) -> list[int]:
+    """Of each position: a function of the tokens up to it."""
+    state, found = 1, []
+    for token in token_ids:
+        state = _following(state, token)
+        found.append(state)
+    return found
+
+
+def next_token(state: int, params: SamplingParams) -> SampledToken:
+    """What follows a position with this state."""
+    noise = mix(state ^ mix(params.seed + 7 & MASK))
+    token_id = STOP_TOKEN if noise % STOP_EVERY == 0 else FIRST_TOKEN + noise % NUM_TOKENS
+    logprobs = None
+    if params.logprobs is not None:
+        logprobs = TokenLogprobs(logprob=-float(noise % 1024) / 256)
+    return SampledToken(token_id=token_id, logprobs=logprobs)
+
+
+def oracle(prompt_ids: Seq[int], params: SamplingParams, ending_ids: frozenset[int]) -> list[SampledToken]:
+    """What one process would answer."""
+    token_ids = list(prompt_ids)
+    answer: list[SampledToken] = []
+    while len(answer) < params.max_tokens and not (answer and answer[-1].token_id in ending_ids):
+        answer.append(next_token(states(token_ids)[-1], params))
+        token_ids.append(answer[-1].token_id)
+    return answer
+
+
+class ToyEngine(Engine):
+    """An engine of two components without weights. `slots`: of each component, by block and place in it."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.config = cast(Any, SimpleNamespace(vocab_size=4096, hidden_size=2, num_hidden_layers=1))
+        self.ops = cast(Any, SimpleNamespace(name="toy"))
+        self.layout = LAYOUT
+        self.dtype = "fp32"
+        self.fingerprint = "70" * 16
+        self.max_context_length = MAX_CONTEXT_LENGTH
+        self.expand_prompts = False
+        self.num_parameters = self.weights_bytes = 0
+        self.load_seconds = 0.0
+        self.arena = Arena(LAYOUT, num_blocks)
+        self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
+        self.mtp = cast(Any, SimpleNamespace())
+        octets = np.frombuffer(self.arena.buffer, dtype=np.uint8)
+        self.slots = [
+            octets[offset : offset + num_blocks * BLOCK_SIZE * 8].view(np.uint64) for offset in self.arena.offsets
+        ]
+
+
+class ToyModel:
+    """The steps of one worker's engine.
+
+    Args:
+        complain: told of what must never be, in words.
+        clock: of work done; `note_step` lets it run on, by a step.
+    """
+
+    def __init__(
+        self, complain: Callable[[str], None], clock: Callable[[], float], note_step: Callable[[], None]
+    ) -> None:
+        self._complain = complain
+        self._note_step = note_step
+        self.steps = Steps(prefill=self.prefill, sample_first=self.sample_first, decode=self.decode, clock=clock)
+
+    def prefill(self, engine: Engine, chunks: Seq[Chunk], on_component: Callable[[int], None]) -> None:
+        assert isinstance(engine, ToyEngine)
+        known = [states(chunk.sequence.token_ids) for chunk in chunks]
+        for component in range(len(LAYOUT.components)):
+            for chunk, values in zip(chunks, known, strict=True):
+                sequence = chunk.sequence
+                start, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
+                if component == 0:
+                    self._check(engine, sequence, values, 0, start)
+                    self._write(engine, sequence, values[start:end], 0, start)
+                elif sequence.num_computed_mtp >= start:  # else its slots came from a cache that has none
+                    self._check(engine, sequence, values, 1, sequence.num_computed_mtp)
+                    self._write(engine, sequence, values[sequence.num_computed_mtp : end], 1, sequence.num_computed_mtp)
+                    sequence.num_computed_mtp = max(sequence.num_computed_mtp, end)
+            on_component(component)
+        for chunk, values in zip(chunks, known, strict=True):
+            chunk.sequence.num_computed += chunk.num_tokens
+            chunk.sequence.pending_hidden = _hidden(values[chunk.sequence.num_computed - 1 :][:1])
+        self._note_step()
+
+    def sample_first(self, engine: Engine, sequences: Seq[Sequence]) -> list[SampledToken | Internal]:
+        firsts: list[SampledToken | Internal] = []
+        for sequence in sequences:
+            first = next_token(states(sequence.token_ids)[-1], sequence.params)
+            sequence.token_ids.append(first.token_id)
+            firsts.append(first)
+        return firsts
+
+    def decode(self, engine: Engine, sequences: Seq[Sequence], max_drafts: int) -> list[DecodeOutput | Internal]:
+        assert isinstance(engine, ToyEngine)
+        self._note_step()
+        return [self._decode(engine, sequence, max_drafts) for sequence in sequences]
+
+    def _decode(self, engine: ToyEngine, sequence: Sequence, max_drafts: int) -> DecodeOutput:
+        start = sequence.num_computed
+        values = states(sequence.token_ids)
+        self._check(engine, sequence, values, 0, start)
+        num_drafts = min(num_wanted_drafts(sequence), max_drafts) if can_draft(sequence) else 0
+        self._check_hidden(sequence, values)
+        if num_drafts:
+            self._check(engine, sequence, values, 1, sequence.num_computed_mtp)
+            self._write(engine, sequence, values[sequence.num_computed_mtp :], 1, sequence.num_computed_mtp)
+            sequence.num_computed_mtp = len(values)
+        num_accepted = values[-1] % (num_drafts + 1)
+        tokens: list[SampledToken] = []
+        while len(tokens) <= num_accepted and not (tokens and tokens[-1].token_id in sequence.ending_ids):
+            tokens.append(next_token(states(sequence.token_ids)[-1], sequence.params))
+            sequence.token_ids.append(tokens[-1].token_id)
+        after = states(sequence.token_ids)
+        written = [*after[start : start + len(tokens)], *[int(GUESS)] * (1 + num_drafts - len(tokens))]
+        self._write(engine, sequence, written, 0, start)
+        sequence.num_computed += len(tokens)
+        sequence.num_drafted += num_drafts
+        sequence.num_accepted += len(tokens) - 1
+        first = sequence.num_computed_mtp - 1 if num_drafts else sequence.num_computed - 1
+        sequence.pending_hidden = _hidden(after[first : sequence.num_computed])
+        return DecodeOutput(
+            tokens=tokens, num_drafted=num_drafts, num_accepted=len(tokens) - 1,
+            finish_reason=finish_reason(engine, sequence),
+        )
+
+    # Slots
+
+    def _check(self, engine: ToyEngine, sequence: Sequence, values: Seq[int], component: int, count: int) -> None:
+        found = engine.slots[component][_places(sequence, 0, count)]
+        expected = np.array(values[:count], dtype=np.uint64) ^ np.uint64(COMPONENT_SALTS[component])
+        if not np.array_equal(found, expected):
+            position = int(np.argmin(found == expected))
+            self._complain(f"{sequence.name}: slot {position} of component {component} holds something else")
+
+    def _write(self, engine: ToyEngine, sequence: Sequence, values: Seq[int], component: int, start: int) -> None:
+        if not values:
+            return
+        places = _places(sequence, start, start + len(values))
+        new = np.array(values, dtype=np.uint64) ^ np.uint64(COMPONENT_SALTS[component])
+        for place in np.flatnonzero(engine.slots[component][places] != new).tolist():
+            block = int(places[place]) // BLOCK_SIZE
+            if len(engine.pool.owners(block)) != 1:
+                owners = ", ".join(engine.pool.owners(block)) or "nobody"
+                self._complain(f"{sequence.name} writes to block {block}, which belongs to {owners}")
+        engine.slots[component][places] = new
+
+    def _check_hidden(self, sequence: Sequence, values: Seq[int]) -> None:
+        hidden = sequence.pending_hidden
+        if hidden is None or not torch.equal(
+            hidden[-1:].view(torch.int32), _hidden([values[sequence.num_computed - 1]]).view(torch.int32)
+        ):
+            self._complain(f"{sequence.name}: its hidden state is another one's")
+
+
+def _places(sequence: Sequence, start: int, end: int) -> npt.NDArray[np.int64]:
+    """Indices of slots in a component."""
+    positions = np.arange(start, end, dtype=np.int64)
+    blocks = np.array(sequence.block_ids, dtype=np.int64)
+    places: npt.NDArray[np.int64] = blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    return places
+
+
+def _hidden(values: Seq[int]) -> torch.Tensor:
+    """[n, 2] fp32, bit for bit the states."""
+    return torch.from_numpy(np.array(values, dtype=np.uint64).view(np.float32).reshape(-1, 2).copy())

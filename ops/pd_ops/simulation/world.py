@@ -1,0 +1,157 @@
+"""One world: a cluster, its clients and its troubles, from one seed, played to the end and checked all the while."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from pd_ops.simulation.client import Client, Wish, plan_wishes
+from pd_ops.simulation.cluster import NUM_BLOCKS, SimulatedCluster
+from pd_ops.simulation.faults import Trouble, plan_faults
+from pd_ops.simulation.loop import VirtualLoop
+from pd_ops.simulation.members import SETTINGS, address_of
+from pd_ops.simulation.process import Process
+from pd_ops.simulation.story import Story
+from pd_ops.simulation.watch import Watch
+
+RECOVERY_S = 25.0  # after the last trouble and the last arrival: until every request must have ended
+SETTLE_S = 15.0    # after that: until nothing may be left anywhere
+LOOK_S = 0.25
+MAX_SLOTS = (NUM_BLOCKS["decode"] - 2) * SETTINGS.engine.block_size  # of one request
+
+
+class Violation(Exception):
+    """Something happened that never may."""
+
+
+class World:
+    """Attributes:
+    story: of what has happened.
+    violations: what never may happen and did.
+    is_over: nothing counts any more.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.story = Story()
+        self.violations: list[str] = []
+        self.is_over = False
+        self.loop = VirtualLoop(self._after_event, self._on_error)  # type: ignore[abstract]  # no sockets, no signals
+        chance = self._chance("world")
+        counts = {role: chance.randint(1, 2) for role in NUM_BLOCKS}
+        self.cluster = SimulatedCluster(
+            self.loop, worker_names=[f"{role}-{number}" for role in counts for number in range(counts[role])],
+            router_names=[f"router-{number}" for number in range(chance.randint(1, 2))],
+            chance=self._chance, tell=self.tell, complain=self.complain,
+        )
+        self.troubles = plan_faults(
+            self._chance("faults"), workers=self.cluster.worker_names, routers=self.cluster.router_names
+        )
+        self.wishes = plan_wishes(
+            self._chance("clients"), num_routers=len(self.cluster.router_names), max_slots=MAX_SLOTS
+        )
+        self.clients: list[Client] = []
+
+    # Telling
+
+    def tell(self, process: Process | None, text: str, is_routine: bool = False) -> None:
+        self.story.add(self.loop.now_s, "world" if process is None else process.label, text, is_routine=is_routine)
+
+    def complain(self, text: str) -> None:
+        if not self.is_over:
+            self.violations.append(text)
+            self.story.add(self.loop.now_s, "world", f"VIOLATION: {text}")
+
+    # The course of it
+
+    async def play(self) -> None:
+        """Raises Violation."""
+        await self.cluster.start(Watch(tell=self.tell, complain=self.complain, has_verified=self._has_verified))
+        begun_s = self.loop.now_s
+        asks = [self._ask(wish, begun_s) for wish in self.wishes]
+        strikes = [self.loop.create_task(self._strike(trouble, begun_s)) for trouble in self.troubles]
+        ends_s = [trouble.at_s + trouble.seconds for trouble in self.troubles]
+        last_s = begun_s + max([self.wishes[-1].at_s, *ends_s])
+        await asyncio.wait(asks, timeout=last_s + RECOVERY_S - self.loop.now_s)
+        for client in self.clients:
+            if client.ended is None:
+                self.complain(f"{client.wish.name} has not ended {RECOVERY_S:g} s after all troubles were over")
+        self._check_violations()
+        await asyncio.gather(*strikes)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        end_s = self.loop.now_s + SETTLE_S
+        while leftovers := self.cluster.leftovers():
+            if self.loop.now_s > end_s:
+                self.complain(f"left {SETTLE_S:g} s after the last request: {'; '.join(leftovers)}")
+                break
+            await asyncio.sleep(LOOK_S)
+        for worker in self.cluster.workers.values():
+            self._check(worker.check_cache, worker.process)
+        self._check_violations()
+
+    async def end(self) -> None:
+        """Lets everything go, without looking: what is left of killed processes too."""
+        for process in [process for lives in self.cluster.processes.values() for process in lives]:
+            self.loop.go_on(process)
+        for _ in range(10):
+            pending = [task for task in self.loop.tasks if not task.done() and task is not asyncio.current_task()]
+            if not pending:
+                break
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=10.0)
+        for worker in self.cluster.members.values():
+            worker.close()
+
+    def _ask(self, wish: Wish, begun_s: float) -> asyncio.Task[None]:
+        process = self.cluster.new_process(wish.name)
+        client = Client(
+            wish, network=self.cluster.network, routers=[address_of(name) for name in self.cluster.router_names],
+            complain=self.complain, tell=lambda text: self.tell(process, text),
+        )
+        self.clients.append(client)
+
+        async def ask() -> None:
+            await asyncio.sleep((begun_s + wish.at_s - self.loop.now_s) * process.clock_rate)
+            await client.run()
+
+        return self.loop.create_task(ask(), context=process.context())
+
+    async def _strike(self, trouble: Trouble, begun_s: float) -> None:
+        await asyncio.sleep(begun_s + trouble.at_s - self.loop.now_s)
+        await self.cluster.strike(trouble)
+
+    # Looking
+
+    def _after_event(self, process: Process | None) -> None:
+        member = self.cluster.members.get(process) if process is not None and not self.is_over else None
+        if member is not None:
+            self._check(member.check_books, member.process)
+        self._check_violations()
+
+    def _check(self, books: Callable[[], None], process: Process) -> None:
+        try:
+            books()
+        except AssertionError as error:
+            self.complain(f"{process.label}: {error}")
+
+    def _check_violations(self) -> None:
+        if self.violations and not self.is_over:
+            raise Violation(self.violations[0])
+
+    def _on_error(self, process: Process | None, message: str, error: BaseException | None) -> None:
+        if not (isinstance(error, asyncio.CancelledError) or (process is not None and not process.is_alive)):
+            self.complain(f"{message}: {type(error).__name__}: {error}")
+
+    def _has_verified(self, journey_id: str, attempt: int) -> bool:
+        """No decode worker that lives waits for anything of it."""
+        return not any(
+            (key.journey_id, key.attempt) == (journey_id, attempt)
+            for worker in self.cluster.workers.values() for key in worker.leases()
+        )
+
+    def _chance(self, what: str) -> random.Random:
+        return random.Random(f"{self.seed}/{what}")

@@ -1,0 +1,41 @@
+"""Whole clusters on a virtual clock, with faults: every request is answered as by one process, and nothing is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pd_ops.simulation.run import play, play_all
+
+SEEDS = range(200)
+MANY_SEEDS = range(200, 1_000)
+
+
+def assert_all_well(seeds: range) -> None:
+    failed = [played for played in play_all(seeds) if played.violation is not None]
+    assert not failed, "\n".join([*(f"seed {each.seed}: {each.violation}" for each in failed), failed[0].story])
+
+
+@pytest.mark.timeout(900)  # a minute of one core
+def test_faults_harm_no_request_and_leave_nothing() -> None:
+    assert_all_well(SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_many_more_faults_harm_no_request_and_leave_nothing() -> None:
+    assert_all_well(MANY_SEEDS)
+
+
+def test_a_seed_is_played_alike_whatever_python_hashes() -> None:
+    program = "from pd_ops.simulation.run import play\nfor seed in (3, 7): print(play(seed).digest)"
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": hash_seed},
+            check=True, capture_output=True, text=True,
+        ).stdout.split()
+        for hash_seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1] == [play(3).digest, play(7).digest]
