@@ -119,7 +119,7 @@ class SimulatedRouter:
         model, server = model_info(), MemoryServer(self._network, None, self._witness)
         preparer = Preparer(model.tokenizer, model.defaults, lambda: model.limits(self.registry))
         status = Status(
-            model, self.registry, cluster="simulated", num_running=lambda: self.dispatcher.num_running
+            model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running
         )
         api_pb2_grpc.add_PdRelayServicer_to_server(PdRelayService(self.dispatcher, preparer, status), server)
         server.add_insecure_port(address_of(self.process.name))
