@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 # its own for a group of commands.
 COMMANDS = (
     "demo", "serve", "submit", "status", "scale", "drain", "roll", "role", "stop", "generate", "verify", "explain",
-    "explain-model", "random-model", "doctor", "capacity", "bench", "simulate", "kernels", "version",
+    "explain-model", "random-model", "doctor", "capacity", "bench", "cost", "diagnose", "simulate", "kernels",
+    "version",
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,57 +12,15 @@ from pd_engine.contracts import api_pb2
 from pd_engine.errors import InvalidArgument, NotFound
 from pd_engine.model.checkpoint import DEMO_PATH
 from pd_engine.settings import Settings
-from pd_ops.bench.serve.about import Served, served_by_router, serving_identity
+from pd_ops.bench.serve.about import served_by_router, serving_identity
 from pd_ops.bench.serve.compare import differences, is_same_work, measures
 from pd_ops.bench.serve.plot import plot
-from pd_ops.bench.serve.record import Outcome, Record, read_records, write_records
-from pd_ops.bench.serve.result import Result, new_folder, read_result, write_result
-from pd_ops.bench.serve.summary import Targets, series, summarize
+from pd_ops.bench.serve.record import read_records, write_records
+from pd_ops.bench.serve.result import new_folder, read_result
+from pd_ops.bench.serve.summary import Targets, series
 from pd_ops.bench.serve.text import result_text
 from support.commands import run_command
-
-LOAD = {
-    "source": "kinds", "trace": None, "kinds": ["short"], "skip": 0, "requests": 2, "seed": 0, "loop": "open",
-    "concurrency": None, "arrivals": "poisson", "rate_per_s": 2.0, "length_scale": 1.0, "num_clipped": 0,
-    "prompt_tokens": 20, "output_tokens": 6, "shared_block_share": 0.0, "prompt_salt": "x",
-}
-TARGETS = Targets(ttft_ms=500.0, itl_ms=100.0)
-
-
-def served(**fields: Any) -> Served:
-    known: dict[str, Any] = {
-        "engine": "pd-relay 0.1.0", "checkpoint": "demo", "precision": "bf16", "max_context": 4096, "vocab_size": 4096,
-        "topology": {"prefill": 1, "decode": 1}, "settings": {"engine": {"chunk_tokens": 256}},
-        "prefill_form": "absorbed",
-    }
-    return Served(**(known | fields))
-
-
-def records(ttft_s: float = 0.1) -> tuple[Record, ...]:
-    return tuple(
-        Record(
-            number=number, kind="short", intended_s=float(number), sent_s=float(number), end_s=number + 1.0,
-            outcome=Outcome.FINISHED, prompt_tokens=10, asked_tokens=3,
-            arrivals=((number + ttft_s, 1), (number + ttft_s + 0.05, 2)), num_cached_tokens=0,
-        )
-        for number in range(2)
-    )
-
-
-def document(made: tuple[Record, ...] | None = None, **fields: Any) -> dict[str, Any]:
-    made = records() if made is None else made
-    identity = serving_identity(served(), max_new_tokens=3, sampling={"temperature": 0.0})
-    return {
-        "identity": identity, "load": LOAD, "targets": TARGETS.to_json(), "series": series(made, 2.0), "pools": [],
-        "summary": summarize(made, TARGETS, span_s=2.0), "interrupted": False, **fields,
-    }
-
-
-def write(folder: Path, made: tuple[Record, ...] | None = None, **fields: Any) -> Path:
-    made = records() if made is None else made
-    found = document(made, **fields)
-    write_result(new_folder(folder), found, made, plot(made, found["series"], TARGETS, "a <title>"))
-    return folder
+from support.serve_results import LOAD, TARGETS, example, example_records, served, write_example
 
 
 @pytest.mark.parametrize(("missing", "flag"), [
@@ -109,10 +66,10 @@ def test_a_router_tells_its_identity() -> None:
 
 
 def test_written_and_read_again(tmp_path: Path) -> None:
-    folder = write(tmp_path / "result")
+    folder = write_example(tmp_path / "result")
     found = read_result(folder)
-    assert found.records == records()
-    assert found.document == json.loads(json.dumps(document() | {"identity": found.identity}))
+    assert found.records == example_records()
+    assert found.document == json.loads(json.dumps(example().document | {"identity": found.identity}))
     assert read_result(folder / "result.json").targets == TARGETS
     root = ElementTree.parse(folder / "plot.svg").getroot()
     assert root.tag.endswith("svg")
@@ -134,7 +91,7 @@ def test_broken_results_are_refused(tmp_path: Path, text: str, said: str) -> Non
 @pytest.mark.parametrize("text", ["{", "{}", '{"arrivals": [[1]]}', "[]", '{"arrivals": [], "outcome": "x"}'])
 def test_broken_records_are_refused_by_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "records.jsonl"
-    write_records(path, records())
+    write_records(path, example_records())
     path.write_text(path.read_text() + text)
     with pytest.raises(InvalidArgument, match="line 3"):
         read_records(path)
@@ -145,12 +102,8 @@ def test_no_result(tmp_path: Path) -> None:
         read_result(tmp_path)
 
 
-def _result(**fields: Any) -> Result:
-    return Result(path=Path("x"), document=document(**fields), records=())
-
-
 def test_compare_says_what_differs_before_what_is_faster() -> None:
-    left, right = _result(), _result(made=records(ttft_s=0.2))
+    left, right = example(), example(ttft_s=0.2)
     right.document["identity"] = right.identity | {"settings": {"engine": {"chunk_tokens": 512}}}
     found = differences(left, right)
     assert [(one.name, one.left, one.right) for one in found] == [("identity.settings.engine.chunk_tokens", 256, 512)]
@@ -163,23 +116,23 @@ def test_compare_says_what_differs_before_what_is_faster() -> None:
 
 
 def test_different_work_is_never_faster() -> None:
-    left, right = _result(), _result(load=LOAD | {"rate_per_s": 1.0})
+    left, right = example(), example(load=LOAD | {"rate_per_s": 1.0})
     found = differences(left, right)
     assert not is_same_work(found)
     assert {row.better for row in measures(left, right, is_same_work=False)} == {None}
-    assert not is_same_work(differences(left, _result(interrupted=True)))
-    other_targets = _result(targets=Targets(ttft_ms=1.0).to_json())
+    assert not is_same_work(differences(left, example(interrupted=True)))
+    other_targets = example(targets=Targets(ttft_ms=1.0).to_json())
     assert not is_same_work(differences(left, other_targets))
 
 
 def test_dates_load_and_salt_are_no_difference() -> None:
-    left, right = _result(), _result(load=LOAD | {"prompt_salt": "y"})
+    left, right = example(), example(load=LOAD | {"prompt_salt": "y"})
     right.document["identity"] = right.identity | {"host": right.identity["host"] | {"date": "z", "load_1m": 99.0}}
     assert differences(left, right) == []
 
 
 def test_compare_command(tmp_path: Path) -> None:
-    left, right = write(tmp_path / "left"), write(tmp_path / "right", load=LOAD | {"seed": 9})
+    left, right = write_example(tmp_path / "left"), write_example(tmp_path / "right", load=LOAD | {"seed": 9})
     text = run_command("bench", "compare", left, right).stdout
     assert text.index("load.seed") < text.index("neither is faster") < text.index("TTFT ms p50")
     compared = run_command("bench", "compare", left, left, "--json").document
@@ -188,7 +141,7 @@ def test_compare_command(tmp_path: Path) -> None:
 
 
 def test_text_names_the_identity_first() -> None:
-    text = result_text(document(interrupted=True))
+    text = result_text(example(interrupted=True).document)
     assert text.index("weights ") < text.index("goodput")
     assert "2 of 2 (100.0%) had TTFT <= 500 ms and mean ITL <= 100 ms" in text
     assert "interrupted" in text

@@ -1,0 +1,109 @@
+"""A request's time, cut into parts that follow each other, from what was seen of it from outside. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pd_ops.bench.serve.record import Record
+
+MAX_POINTS = 60  # of which all pairs are tried
+FEWEST_FOR_A_LINE = 10
+
+class Part(Enum):
+    """In the order of the questions.
+
+    QUEUE: until sent, and what of a first token's time neither its prompt nor the fixed part explains. PREFILL: its
+    uncached tokens at the measured rate. ROUTER: the fixed part (doors, router, beginning of a handoff), and the end
+    of the stream. LINK: what a second token comes later than usual. DECODE: the rest after the first token. ROOM is no
+    stretch of time.
+    """
+
+    QUEUE = "queue"
+    ROOM = "room"
+    PREFILL = "prefill rate"
+    LINK = "link"
+    DECODE = "decode step"
+    ROUTER = "router"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """First tokens as a line over uncached prompt tokens: `fixed_ms` + `ms_per_token` each."""
+
+    fixed_ms: float
+    ms_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Milliseconds of one request, by part. They add up to its whole time."""
+
+    record: Record
+    parts: dict[Part, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def prefill_rate(records: Sequence[Record]) -> Rate:
+    """The line through two of the points that fits them best: their middle, or, where the endpoint tells no queue, the
+    tenth that waited least, since a queue makes first tokens later and never earlier. Of a few requests only a rate is
+    told, and nothing fixed: no line through them can be trusted."""
+    chosen = records[:: -(-len(records) // MAX_POINTS)]
+    points = [(uncached_tokens(one), max(0.0, _served_ttft(one) - (one.queue_ms or 0.0))) for one in chosen]
+    share = 0.5 if all(one.queue_ms is not None for one in chosen) else 0.1
+    if len(points) < FEWEST_FOR_A_LINE:
+        rates = sorted(y / x for x, y in points if x)
+        return Rate(fixed_ms=0.0, ms_per_token=rates[int(share * len(rates))] if rates else 0.0)
+    lines = {(0.0, y) for _, y in points}
+    for (x1, y1), (x2, y2) in itertools.combinations(points, 2):
+        slope = (y2 - y1) / (x2 - x1) if x2 != x1 else -1.0
+        if slope >= 0 and y1 >= slope * x1:
+            lines.add((slope, y1 - slope * x1))
+    slope, fixed = min(lines, key=lambda line: (_misfit(points, line[0], line[1], share), line))
+    return Rate(fixed_ms=fixed, ms_per_token=slope)
+
+
+def _misfit(points: Sequence[tuple[int, float]], slope: float, fixed: float, share: float) -> float:
+    """Of quantile regression (Koenker and Bassett, 1978): distances, those below the line weighing 1 - share."""
+    rests = [y - fixed - slope * x for x, y in points]
+    return sum(rest * share if rest > 0 else rest * (share - 1) for rest in rests)
+
+
+def cut(record: Record, rate: Rate) -> Times:
+    """A request's time by part. Without a queue time from the endpoint, the queue is what its prompt's own computation
+    and the fixed part do not explain."""
+    ttft = _served_ttft(record)
+    fixed = min(ttft, rate.fixed_ms)
+    prefill = min(ttft - fixed, rate.ms_per_token * uncached_tokens(record))
+    queue = ttft - fixed - prefill
+    gap, steps = _after_first(record)
+    return Times(record=record, parts={
+        Part.QUEUE: max(0.0, record.lag_ms) + queue, Part.PREFILL: prefill, Part.LINK: gap, Part.DECODE: steps,
+        Part.ROUTER: fixed + max(0.0, 1e3 * (record.end_s - record.arrivals[-1][0])),
+    })
+
+
+def _served_ttft(record: Record) -> float:
+    """From when it was sent."""
+    return max(0.0, 1e3 * (record.arrivals[0][0] - record.sent_s))
+
+
+def uncached_tokens(record: Record) -> int:
+    return record.prompt_tokens - (record.num_cached_tokens or 0)
+
+
+def _after_first(record: Record) -> tuple[float, float]:
+    """(what the second token waited beyond a usual gap, the rest), ms: a handoff shows as a late second token."""
+    arrivals = record.arrivals
+    whole = 1e3 * (arrivals[-1][0] - arrivals[0][0])
+    gaps = [1e3 * (after[0] - before[0]) for before, after in itertools.pairwise(arrivals)]
+    if record.handoff_bytes is None or len(gaps) < 3:
+        return 0.0, whole
+    gap = max(0.0, gaps[0] - statistics.median(gaps[1:]))
+    return gap, whole - gap
