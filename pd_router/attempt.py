@@ -79,6 +79,7 @@ class Attempt:
         self._handoff_wait_s = handoff_wait_s
         self._token_ids = [*request.prompt_ids, *journey.stream.token_ids]
         self._granted: set[WorkerLink] = set()  # where there is something to renew
+        self._proven: set[WorkerLink] = set()  # links that have brought a token
         self._assigned_at = 0
         self._prefilled = False
         self._over: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
@@ -202,6 +203,9 @@ class Attempt:
         except DataLoss as error:
             self._fail(error, link, retryable=True)
             return
+        if link not in self._proven:
+            self._proven.add(link)
+            link.note_success(self._journey.journey_id)
         if chunk is not None:
             self._emit(chunk)
         if self._journey.ended and not self._over.done():
@@ -258,6 +262,8 @@ class Attempt:
     def _fail(self, error: PdRelayError, culprit: WorkerLink, *, retryable: bool, no_room: bool = False) -> None:
         if self._over.done() or self._journey.ended:
             return
+        if not no_room:
+            culprit.note_failure(self._journey.journey_id, error)
         self._journey.fail_attempt(self.number, error, retryable=retryable, counts=not no_room)
         self._over.set_result(AttemptFailure(error, culprit, no_room))
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import grpc.aio
 
 from pd_engine.contracts import worker_pb2 as pb
-from pd_engine.errors import FailedPrecondition, PdRelayError, Unavailable
+from pd_engine.errors import ErrorCode, FailedPrecondition, PdRelayError, Unavailable
+from pd_router.breaker import Breaker, jittered_s
 from pd_router.cache_feed import follow_cache
 from pd_router.link_state import TRANSITIONS, LinkState, Role, WorkerEndpoint
 from pd_router.pools import WorkerView
@@ -32,6 +34,9 @@ NUM_TICKS = 8  # of silence in a row before a worker is lost
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 MAX_JOURNEYS_A_RENEWAL = 5_000
+_WORKER_FAULTS = frozenset(
+    {ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DATA_LOSS, ErrorCode.INTERNAL}
+)
 
 
 class Passenger(Protocol):
@@ -62,6 +67,7 @@ class WorkerLink:
     load: its last report, and what this router has sent there since.
     view: as placement sees it; None: something has changed since it was made.
     error: why it was lost or refused.
+    breaker: whether journeys may be sent there; a lost worker begins anew with it.
     """
 
     def __init__(
@@ -86,6 +92,8 @@ class WorkerLink:
         self.load = WorkerLoad()
         self.view: WorkerView | None = None
         self.error: PdRelayError | None = None
+        self._random = random.Random()
+        self.breaker = Breaker(self._random)
         self.passengers: dict[str, Passenger] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -125,16 +133,49 @@ class WorkerLink:
     def attach(self, journey_id: str, passenger: Passenger) -> None:
         """From now on the journey hears of its tokens and of the worker's loss."""
         self.passengers[journey_id] = passenger
+        self.breaker.note_sent(journey_id, asyncio.get_running_loop().time())
         self.load.note_arrival(journey_id)
         self.view = None
         self._empty.clear()
 
     def detach(self, journey_id: str) -> None:
         self.passengers.pop(journey_id, None)
+        self.breaker.note_gone(journey_id)
         self.load.note_departure(journey_id)
         self.view = None
         if not self.passengers:
             self._empty.set()
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether a journey may be sent there now."""
+        is_ready = self.state is LinkState.READY and self.endpoint.is_expected
+        return is_ready and self.breaker.takes_work(asyncio.get_running_loop().time())
+
+    def note_success(self, journey_id: str) -> None:
+        """It has done something for a journey."""
+        before = self.breaker.is_open
+        self.breaker.note_success(journey_id)
+        if before and not self.breaker.is_open:
+            log.info("worker %s works again", self.worker_id)
+            self.view = None
+            self._on_change()
+
+    def note_failure(self, journey_id: str, error: PdRelayError) -> None:
+        """An attempt has failed there. What is the request's own fault, and the loss of the worker, are not counted."""
+        if error.code not in _WORKER_FAULTS or self.state not in (LinkState.READY, LinkState.DRAINING):
+            return
+        loop = asyncio.get_running_loop()
+        self.breaker.note_failure(journey_id, loop.time())
+        self.view = None
+        opens_in_s = self.breaker.opens_in_s(loop.time())
+        if opens_in_s > 0:
+            log.warning("worker %s fails, is left alone for %.1f s: %s", self.worker_id, opens_in_s, error.message)
+            loop.call_later(opens_in_s, self._half_open)
+
+    def _half_open(self) -> None:
+        self.view = None
+        self._on_change()
 
     def assign_tokens(self, num_tokens: int) -> int:
         """A prompt is about to be sent there. Returns what `note_computed` wants to know."""
@@ -185,7 +226,7 @@ class WorkerLink:
                 if self.state in (LinkState.READY, LinkState.DRAINING):
                     backoff_s = MIN_BACKOFF_S
                 self._lose(error)
-            await asyncio.sleep(backoff_s)
+            await asyncio.sleep(jittered_s(backoff_s, self._random))
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
     async def _live(self) -> None:
@@ -288,6 +329,7 @@ class WorkerLink:
             self._move(LinkState.LOST)
         self.error = error
         self.is_accepted = False
+        self.breaker = Breaker(self._random)
         self.load.note_lost()
         self.view = None
         self._gone_before = set()

@@ -42,6 +42,10 @@ class Metrics:
         entries.set_function(lambda: registry.index.num_entries)
         left_out = Gauge("pd_relay_index_left_out", "Cached blocks that it had no room for.", registry=collectors)
         left_out.set_function(lambda: registry.index.num_left_out)
+        self._breakers = Gauge(
+            "pd_relay_open_breakers", "1 for a worker to which nothing is sent, as it fails.", ["worker"],
+            registry=collectors,
+        )
         self._preempted = Gauge(
             "pd_relay_preempted_sequences", "Sequences of a worker in host memory.", ["worker"], registry=collectors
         )
@@ -75,11 +79,12 @@ class Metrics:
     def text(self) -> bytes:
         """The exposition, with the workers as they are now."""
         self._workers.clear()
-        for gauge in (self._blocks, self._preempted, self._host_bytes, self._moves, self._recomputed):
+        for gauge in (self._blocks, self._breakers, self._preempted, self._host_bytes, self._moves, self._recomputed):
             gauge.clear()
         for (role, state), count in Tally((link.role, link.state) for link in self._registry.links()).items():
             self._workers.labels(role.value, state.value).set(count)
         for link in self._registry.links():
+            self._breakers.labels(link.worker_id).set(link.breaker.is_open)
             if link.loads is not None:
                 self._blocks.labels(link.worker_id).set(link.loads.num_blocks_free)
                 self._preempted.labels(link.worker_id).set(link.loads.num_preempted)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pd_engine.contracts import worker_pb2 as pb
 from pd_router.costs import assumed_itl_ms
 from pd_router.link import WorkerLink
-from pd_router.link_state import LinkState
 from pd_router.pools import DEFAULT_MOVE_MS_PER_TOKEN, DEFAULT_PREFILL_MS_PER_TOKEN, WorkerView
 
 
@@ -23,7 +22,7 @@ def prefill_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
         ms_per_token = min((ms for ms in measured if ms is not None), default=DEFAULT_PREFILL_MS_PER_TOKEN)
     return WorkerView(
         worker_id=link.worker_id,
-        ready=_is_ready(link),
+        ready=link.takes_work,
         expected=link.endpoint.is_expected,
         has_room=load.has_room,
         num_queued_tokens=load.num_queued_tokens,
@@ -45,7 +44,7 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
         move_ms_per_byte = min((ms for ms in moves if ms is not None), default=None)
     return WorkerView(
         worker_id=link.worker_id,
-        ready=_is_ready(link),
+        ready=link.takes_work,
         expected=link.endpoint.is_expected,
         has_room=load.has_room,
         num_sequences=num_sequences,
@@ -58,7 +57,3 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
             DEFAULT_MOVE_MS_PER_TOKEN if move_ms_per_byte is None else move_ms_per_byte * info.bytes_per_token
         ),
     )
-
-
-def _is_ready(link: WorkerLink) -> bool:
-    return link.state is LinkState.READY and link.endpoint.is_expected

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,9 @@ class Lab:
                 if known is worker:
                     pool[index] = fresh
 
-    async def generate(self, prompt: list[int], asked: SamplingParams, **fields: Any) -> api.GenerateComplete:
+    async def generate(
+        self, prompt: list[int], asked: SamplingParams, *, on_token: Callable[[], None] = lambda: None, **fields: Any
+    ) -> api.GenerateComplete:
         """The last message; the chunks before it must give the same tokens and text."""
         ids: list[int] = []
         text = ""
@@ -79,6 +81,8 @@ class Lab:
                 assert response.chunk.index == len(ids)
                 ids += response.chunk.token_ids
                 text += response.chunk.text
+                for _ in response.chunk.token_ids:
+                    on_token()
         except grpc.aio.AioRpcError as error:
             raise typed_error(error) from None
         raise AssertionError("a stream without its last message")
@@ -363,3 +367,54 @@ async def test_workers_that_are_killed_change_no_token(
     wish = {f"{role}_worker": victim.worker_id}
     complete = await lab.generate(*cases[0], placement=api.Placement(**wish))
     check_equal(complete, generate(engine, tokenizer, *cases[0], speculate=1))
+
+
+@pytest.mark.parametrize(("num_waves", "num_streams"), [(4, 5), pytest.param(20, 10, marks=pytest.mark.slow)])
+async def test_kill_9_at_random_moments(
+    lab: Lab, engine: Engine, tokenizer: Tokenizer, num_waves: int, num_streams: int
+) -> None:
+    """A worker of either kind is killed in each wave of streams, at the token that a die chose: all complete, all
+    equal. It is back before the next wave."""
+    rng = random.Random(num_waves)
+    ids = tokenizer.encode(TEXT)
+    roles = ["prefill", "decode"] * (num_waves // 2)
+    rng.shuffle(roles)
+    num_retries = await lab.num_retries()
+    for wave, role in enumerate(roles):
+        cases = [
+            (
+                ids[(start := rng.randrange(200)) : start + rng.randrange(20, 250)],
+                params(32, temperature=rng.choice((0.0, 0.8)), seed=100 * wave + number, logprobs=0,
+                       speculate=rng.choice((0, 1, 2))),
+            )
+            for number in range(num_streams)
+        ]
+        victim = rng.choice(lab.prefill if role == "prefill" else lab.decode)
+        moment = Countdown(rng.randrange(num_streams if role == "prefill" else 24 * num_streams))
+        running = [
+            asyncio.create_task(lab.generate(prompt, asked, on_token=moment.tick)) for prompt, asked in cases
+        ]
+        await moment.over.wait()
+        await victim.kill()
+        completes = await asyncio.gather(*running)
+        expected, _ = await asyncio.gather(
+            asyncio.to_thread(lambda cases=cases: [generate(engine, tokenizer, *case) for case in cases]),
+            lab.restart(victim),
+        )
+        for complete, generation in zip(completes, expected, strict=True):
+            check_equal(complete, generation)
+        await until(lambda: all(link.state.value == "ready" for link in lab.router._registry.links()))
+    assert await lab.num_retries() > num_retries, "nothing was running where it was killed"
+
+
+class Countdown:
+    """`over` is set at the tick after so many."""
+
+    def __init__(self, num_ticks: int) -> None:
+        self.over = asyncio.Event()
+        self._num_left = num_ticks
+
+    def tick(self) -> None:
+        self._num_left -= 1
+        if self._num_left < 0:
+            self.over.set()
