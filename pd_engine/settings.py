@@ -138,6 +138,7 @@ class ClusterSettings(Section):
     ray_address: str | None = Field(None, description="none: start a Ray cluster on this host; else join this one")
     object_store_mib: int = Field(80, ge=75, description="Ray's object store, which no request uses")
     start_timeout_s: float = Field(120.0, gt=0, description="until every process must be ready")
+    drillable: bool = Field(False, description="whether `pd-relay drill` may break it on purpose")
     restart: bool = Field(True, description="a process that has died is started again")
     restart_delay_s: float = Field(
         1.0, ge=0, description="before the second start in a row; the first is at once, later ones wait ever longer"

@@ -110,6 +110,10 @@ class RouterClient:
                 f"a cluster with --dtype {dtype}"
             )
 
+    async def loads(self) -> list[api_pb2.WorkerLoad]:
+        """Of the workers that report at present."""
+        return list((await _typed(self._stub.GetLoads(api_pb2.GetLoadsRequest(), timeout=CALL_TIMEOUT_S))).loads)
+
     async def server_info(self) -> api_pb2.GetServerInfoResponse:
         return await _typed(self._stub.GetServerInfo(api_pb2.GetServerInfoRequest(), timeout=CALL_TIMEOUT_S))
 

@@ -177,7 +177,12 @@ def test_status(cluster: Cluster) -> None:
     for name in ("pid", "epoch", "address", "role"):
         assert {key: worker[name] for key, worker in workers.items()} == {key: one[name] for key, one in told.items()}
     assert document["cluster"] == NAME
+    processes = document["processes"]
+    assert {worker["id"]: worker["state"] for worker in processes["workers"]} == dict.fromkeys(workers, "serving")
+    assert processes["router"]["pid"] == document["router_pid"] == cluster.ready["router_pid"]
+    assert processes["operation"] is None
     by_port = cluster.run("status", "--json", "--grpc-port", cluster.ready["grpc_address"].split(":")[1], cluster=None)
+    assert by_port.document["processes"] is None
     assert by_port.document["memory"]["total_rss_bytes"] is None
     assert "prefill-0" in cluster.run("status").stdout
 
@@ -235,6 +240,19 @@ def test_a_name_and_a_port_are_taken_once(cluster: Cluster, tmp_path: Path) -> N
     taken = cluster.run("serve", "--grpc-port", port, "--json", cluster="another")
     assert taken.code == 2
     assert re.search(rf"cannot listen on 127.0.0.1:{port}: .*--grpc-port", taken.document["error"]["message"])
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["drill", "burst", "--yes"], "is not marked as drillable"),
+    (["drain", "decode-0"], "decode-0 is the last decode worker that serves"),
+    (["drain", "decode-9"], "the cluster has no worker 'decode-9'; it has prefill-0, decode-0"),
+    (["role", "prefill-0", "decode"], "prefill-0 is the last prefill worker that serves"),
+    (["scale", "decode=0"], "a pool has 1 to 1024 workers"),
+])
+def test_what_would_harm_it_is_refused(cluster: Cluster, arguments: list[str], message: str) -> None:
+    finished = cluster.run(*arguments, "--json")
+    assert finished.code in (2, 3)
+    assert message in finished.document["error"]["message"]
 
 
 def test_verify(cluster: Cluster) -> None:

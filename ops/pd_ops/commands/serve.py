@@ -31,6 +31,9 @@ def command(
     ops: options.Ops = None,
     cluster: Annotated[str | None, typer.Option(help="Name of this cluster on its host.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Join the Ray cluster at HOST:PORT.")] = None,
+    drillable: Annotated[
+        bool | None, typer.Option("--drillable", help="pd-relay drill may break this cluster on purpose.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Start a router, prefill and decode workers, and serve until Ctrl-C, SIGTERM or `pd-relay stop`."""
@@ -39,7 +42,7 @@ def command(
     overrides = options.overrides(
         model=model, prefill__workers=prefill, decode__workers=decode, router__grpc_port=grpc_port,
         router__http_port=http_port, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops,
-        cluster__name=cluster, cluster__ray_address=ray_address,
+        cluster__name=cluster, cluster__ray_address=ray_address, cluster__drillable=drillable,
     )
     settings = with_checked_model(load_settings(config, overrides))
     with local_cluster(settings) as local:

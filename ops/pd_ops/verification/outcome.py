@@ -73,19 +73,24 @@ def first_difference(
         shared_block_tokens: tokens a block, where blocks of earlier requests may have been used; None: cold, nothing
             was cached or held.
     """
+    if (difference := answer_difference(expected, got)) is not None:
+        return difference
+    if not _is_possible(got.num_cached_tokens, expected.num_prompt_tokens, shared_block_tokens):
+        return f"num_cached_tokens: {got.num_cached_tokens} of {expected.num_prompt_tokens} is impossible"
+    return _handoff_difference(expected, got, bytes_per_token, shared_block_tokens)
+
+
+def answer_difference(expected: Outcome, got: Outcome) -> str | None:
+    """What is wrong with the answer itself, however it came about; None if it is the same, bit for bit."""
     for name in ("num_prompt_tokens", "finish_reason", "stop_reason", "seed"):
         wanted, found = getattr(expected, name), getattr(got, name)
         if wanted != found:
             return f"{name}: {found!r} instead of {wanted!r}"
-    if not _is_possible(got.num_cached_tokens, expected.num_prompt_tokens, shared_block_tokens):
-        return f"num_cached_tokens: {got.num_cached_tokens} of {expected.num_prompt_tokens} is impossible"
     if (difference := _sequence_difference("token", expected.token_ids, got.token_ids)) is not None:
         return difference
     if (difference := _logprobs_difference(expected.logprobs, got.logprobs)) is not None:
         return difference
-    if expected.text != got.text:
-        return f"text: {got.text!r} instead of {expected.text!r}"
-    return _handoff_difference(expected, got, bytes_per_token, shared_block_tokens)
+    return None if expected.text == got.text else f"text: {got.text!r} instead of {expected.text!r}"
 
 
 def _is_possible(num_shared_tokens: int, num_prompt_tokens: int, shared_block_tokens: int | None) -> bool:

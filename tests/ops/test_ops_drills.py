@@ -1,0 +1,154 @@
+"""What a drill makes of what it saw: resumed streams, losses, expectations that must fail when they are not met."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pd_engine.errors import PdRelayError, Unavailable
+from pd_ops.drills.catalog import DRILLS
+from pd_ops.drills.judging import Observed, judge
+from pd_ops.drills.observer import SeenWorker, Sighting, falsely_lost, seen_full, seen_lost
+from pd_ops.drills.report import summary, to_markdown
+from pd_ops.drills.scene import Broken
+from pd_ops.drills.traffic import Asked, Traffic
+from pd_ops.verification.outcome import Outcome
+
+SIZES = {"prefill": 1, "decode": 2}
+EPOCHS = {"prefill-0": "p", "decode-0": "a", "decode-1": "b"}
+OUTCOME = Outcome(
+    token_ids=(1, 2, 3), text="abc", finish_reason="length", stop_reason="", seed=1, logprobs=(), num_prompt_tokens=1,
+    num_cached_tokens=0, block_checksums=(), handoff_bytes=None,
+)
+
+
+def asked(start_s: float, *arrivals_s: float, **values: Any) -> Asked:
+    defaults = {"number": 0, "end_s": arrivals_s[-1], "token_ids": [1, 2, 3], "outcome": OUTCOME}
+    return Asked(start_s=start_s, arrivals_s=list(arrivals_s), **{**defaults, **values})
+
+
+def sighting(time_s: float, lost: str = "", epochs: Mapping[str, str] = EPOCHS) -> Sighting:
+    return Sighting(time_s=time_s, workers={
+        name: SeenWorker(role=name.partition("-")[0], is_ready=name != lost, epoch=epoch)
+        for name, epoch in epochs.items()
+    })
+
+
+SIGHTINGS = (
+    sighting(9.0), sighting(10.0), sighting(10.2, lost="decode-0"),
+    sighting(14.0, epochs={**EPOCHS, "decode-0": "c"}),
+)
+SEEN = Observed(
+    asked=[asked(8.0, 9.0), asked(9.5, 9.9, 12.4)], steady=[asked(8.0, 9.0), asked(9.5, 9.9, 12.4)], differences={},
+    num_leaked_blocks=0, sizes=SIZES, sightings=SIGHTINGS,
+    broken=Broken(at_s=10.0, target="decode-0", epoch="a", is_over_s=10.0), full_s=14.0,
+)
+
+
+def test_a_resumed_stream_repeats_and_goes_on() -> None:
+    one = asked(0.0, 0.5, token_ids=[1, 2, 3])
+    one.take(0, [1, 2], 1.0)
+    assert one.mismatch is None
+    one.take(2, [3, 4], 2.0)
+    assert (one.token_ids, one.arrivals_s) == ([1, 2, 3, 4], [0.5, 2.0])
+    one.take(1, [2, 9], 3.0)
+    assert one.mismatch is not None
+
+
+def test_a_stream_that_skips_is_wrong() -> None:
+    one = asked(0.0, 0.5, token_ids=[1])
+    one.take(2, [3], 1.0)
+    assert one.mismatch is not None
+
+
+def test_the_largest_gap_counts_from_the_request_to_its_end() -> None:
+    assert asked(0.0, 1.0, 1.5, end_s=1.6).largest_gap_ms() == 1_000
+    assert asked(0.0, 0.5, 0.7, end_s=2.7).largest_gap_ms() == 2_000
+
+
+def test_a_loss_is_seen_by_state_or_by_epoch() -> None:
+    assert seen_lost(SIGHTINGS, "decode-0", "a", 10.0) == 10.2
+    assert seen_lost([SIGHTINGS[1], SIGHTINGS[3]], "decode-0", "a", 10.0) == 14.0
+    assert seen_lost(SIGHTINGS, "decode-1", "b", 10.0) is None
+    assert seen_lost([sighting(10.0), Sighting(time_s=10.1, workers=None)], None, "", 10.0) == 10.1
+    assert seen_full(SIGHTINGS, SIZES, 10.1) == 14.0
+    assert seen_full([*SIGHTINGS[:3], Sighting(time_s=11.0, workers=None)], SIZES, 10.1) is None
+
+
+def test_who_was_not_touched_and_left_is_falsely_lost() -> None:
+    assert falsely_lost(SIGHTINGS, {"decode-0"}, 10.0) == []
+    assert falsely_lost(SIGHTINGS, {"decode-1"}, 10.0) == ["decode-0"]
+    restarted = [sighting(9.0), sighting(11.0, epochs={**EPOCHS, "prefill-0": "q"})]
+    assert falsely_lost(restarted, {"decode-0"}, 10.0) == ["prefill-0"]
+
+
+def test_all_is_well() -> None:
+    result = judge("kill-decode", DRILLS["kill-decode"], SEEN, 5.0)
+    assert result.passed, result
+    figures = result.figures
+    assert (figures.detection_s, figures.full_capacity_s) == (pytest.approx(0.2), 4.0)
+    assert (figures.gap_p99_ms, figures.normal_gap_p99_ms) == (pytest.approx(2_500), 1_000)
+
+
+UNMET = {
+    "no request is lost": replace(SEEN, asked=[asked(8.0, 9.0, outcome=None, error="no answer in 1 s")]),
+    "no answer differs from one process": replace(SEEN, differences={1: "token 0: 1 instead of 2"}),
+    "no block is held afterwards": replace(SEEN, num_leaked_blocks=3),
+    "both pools are whole again": replace(SEEN, full_s=None),
+    "no stream is cut": replace(SEEN, asked=[asked(8.0, 9.0, num_broken=1)]),
+    "no request is refused": replace(SEEN, asked=[asked(8.0, 9.0, num_refused=1)]),
+    "the router notices": replace(SEEN, sightings=[sighting(9.0), sighting(11.0)]),
+    "nobody else is taken for lost": replace(SEEN, sightings=[*SIGHTINGS, sighting(15.0, lost="prefill-0")]),
+}
+
+
+@pytest.mark.parametrize("name", UNMET)
+def test_each_expectation_fails_alone(name: str) -> None:
+    result = judge("kill-decode", DRILLS["kill-decode"], UNMET[name], 5.0)
+    assert [one.name for one in result.expectations if not one.is_met] == [name]
+    document = summary([result], {"cluster": "a", "model": "m", "clients": 1, "pools": SIZES})
+    assert not document["passed"]
+    assert f"**not met**: {name}" in to_markdown(document, "today")
+
+
+def test_where_refusals_and_cut_streams_belong_to_it_they_fail_nothing() -> None:
+    seen = replace(
+        SEEN, asked=[asked(8.0, 9.0, num_refused=5, num_broken=1)],
+        sightings=[sighting(9.0), Sighting(time_s=10.1, workers=None), sighting(14.0)],
+        broken=Broken(at_s=10.0, is_over_s=10.0),
+    )
+    assert judge("kill-router", DRILLS["kill-router"], seen, 5.0).passed
+    alone = replace(SEEN, sizes={"prefill": 1, "decode": 1}, asked=[asked(8.0, 9.0, num_refused=5)])
+    assert judge("kill-decode", DRILLS["kill-decode"], alone, 5.0).passed
+
+
+def test_no_drill_at_all_is_not_passed() -> None:
+    assert not summary([], {})["passed"]
+
+
+class Flaky(Traffic):
+    """Whose attempts end as they are told."""
+
+    def __init__(self, *ends: PdRelayError | None) -> None:
+        super().__init__("127.0.0.1:1", [], num_clients=1, give_up_s=60.0)
+        self._ends = list(ends)
+
+    async def _attempt(self, client: Any, asked: Asked) -> None:
+        end = self._ends.pop(0)
+        if end is None:
+            asked.outcome = OUTCOME
+            return
+        if end.message == "cut":
+            asked.take(0, [1], 0.0)
+        raise end
+
+
+async def test_a_client_asks_again_and_counts_what_it_met() -> None:
+    traffic = Flaky(Unavailable("cut"), Unavailable("refused"), Unavailable("cut"), None)
+    one = Asked(number=0, start_s=0.0)
+    await asyncio.wait_for(traffic._ask(None, one), 60)  # type: ignore[arg-type]
+    assert (one.num_broken, one.num_refused, one.error, one.outcome) == (2, 1, None, OUTCOME)
