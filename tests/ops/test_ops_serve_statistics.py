@@ -104,6 +104,7 @@ def test_summary() -> None:
     assert [(row["above"], row["up_to"], row["requests"], row["good"]) for row in found["by_prompt_tokens"]] == [
         (0, 64, 4, 1), (256, 1024, 1, 0),
     ]
+    assert [row["handoff"]["count"] for row in found["by_prompt_tokens"]] == [1, 0]
     assert sum(row["requests"] for row in found["by_completion_tokens"]) == 5
     assert sum(row["refused"] for row in found["by_context_tokens"]) == 1
 

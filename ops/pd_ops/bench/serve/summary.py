@@ -154,6 +154,7 @@ def _by(records: Sequence[Record], targets: Targets, size: Callable[[Record], in
                 "refused": sum(one.outcome is Outcome.REFUSED for one in chosen),
                 "good": sum(targets.are_met(one) for one in chosen), **_latencies(finished),
                 "queue_ms": Spread.of(_known(finished, lambda one: one.queue_ms)).to_json(),
+                "handoff": _handoff(finished),
             })
     return rows
 

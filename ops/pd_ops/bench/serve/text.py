@@ -10,7 +10,10 @@ from pd_ops.tables import table
 
 RANKS = ("p50", "p90", "p95", "p99", "most")
 COLUMNS = ("ms", "samples", *RANKS)
-BUCKET_COLUMNS = ("tokens", "requests", "good", "refused", "TTFT p50", "p99", "ITL p50", "p99", "queue p50", "p99")
+BUCKET_COLUMNS = (
+    "tokens", "requests", "good", "refused", "TTFT p50", "p99", "ITL p50", "p99", "queue p50", "p99",
+    "KiB moved p50", "p99",
+)
 
 
 def result_text(document: Document) -> str:
@@ -80,9 +83,14 @@ def _buckets(rows: Sequence[Document]) -> str:
     return table(BUCKET_COLUMNS, [
         (f"{row['above'] + 1} to {row['up_to']}" if row["up_to"] else f"{row['above'] + 1} and more", row["requests"],
          row["good"], row["refused"],
-         *(_number(row[key][rank]) for key in ("ttft_ms", "itl_ms", "queue_ms") for rank in ("p50", "p99")))
+         *(_number(row[key][rank]) for key in ("ttft_ms", "itl_ms", "queue_ms") for rank in ("p50", "p99")),
+         *(_kib(row["handoff"]["bytes"][rank]) for rank in ("p50", "p99")))
         for row in rows
     ])
+
+
+def _kib(num_bytes: float | None) -> str:
+    return _number(None if num_bytes is None else num_bytes / 1024)
 
 
 def _number(value: float | None) -> str:
