@@ -9,6 +9,7 @@ from pd_ops.commands import (
     bench_compare,
     bench_engine,
     bench_placement,
+    bench_precision,
     bench_serve,
     bench_transfer,
 )
@@ -18,5 +19,6 @@ app.command("serve")(bench_serve.command)
 app.command("compare")(bench_compare.command)
 app.command("engine")(bench_engine.command)
 app.command("transfer")(bench_transfer.command)
+app.command("precision")(bench_precision.command)
 app.command("placement")(bench_placement.command)
 app.command("admission")(bench_admission.command)
