@@ -94,6 +94,15 @@ class RouterSettings(Section):
     )
     max_attempts: int = Field(3, ge=1, le=16, description="placements of one journey at most")
     request_timeout_ms: int = Field(600_000, ge=1, description="a request ends after this, whatever its state")
+    request_keep_ms: int = Field(
+        60_000, ge=0, description="how long a request that ended is kept under the id that its client gave it"
+    )
+    max_kept_tokens: int = Field(
+        500_000, ge=0, description="prompt and generated tokens, and logprobs, of those together; about 100 bytes each"
+    )
+    resume_grace_ms: int = Field(
+        10_000, ge=0, description="how long a resumable request runs on when its client is gone"
+    )
     ttft_target_ms: int | None = Field(
         None, ge=1, description="requests whose first token would come later are refused at once; none: no target"
     )

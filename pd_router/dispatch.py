@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from pd_engine.errors import AlreadyExists, InvalidArgument, PdRelayError, Unavailable
+from pd_engine.errors import InvalidArgument, PdRelayError, Unavailable
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.settings import Settings
 from pd_engine.text.output import OutputText
@@ -16,6 +16,7 @@ from pd_engine.text.tokenizer import Tokenizer
 from pd_router.admission import Admission, AdmissionLimits
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
+from pd_router.known_requests import KnownRequests, RequestKey
 from pd_router.metrics import Metrics
 from pd_router.placement import Placement, Refusal, place
 from pd_router.registry import Registry
@@ -44,6 +45,9 @@ class DispatchSettings:
     itl_target_ms: float | None
     speculate: int
     projected_tokens: int
+    request_keep_s: float
+    max_kept_tokens: int
+    resume_grace_s: float
 
     @staticmethod
     def of(settings: Settings) -> DispatchSettings:
@@ -61,6 +65,9 @@ class DispatchSettings:
             itl_target_ms=settings.router.itl_target_ms,
             speculate=settings.decode.speculate,
             projected_tokens=settings.decode.projected_tokens,
+            request_keep_s=settings.router.request_keep_ms / 1000,
+            max_kept_tokens=settings.router.max_kept_tokens,
+            resume_grace_s=settings.router.resume_grace_ms / 1000,
         )
 
 
@@ -76,7 +83,9 @@ class Dispatcher:
         self._metrics = metrics
         self._admission = Admission(settings.admission)
         self._gate = RoomGate(registry, self._admission)
-        self._running: dict[str, RunningRequest] = {}
+        self._known: KnownRequests[RunningRequest] = KnownRequests(
+            keep_s=settings.request_keep_s, max_cost=settings.max_kept_tokens
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
 
@@ -85,14 +94,17 @@ class Dispatcher:
         """Choices that have not ended."""
         return len(self._tasks)
 
-    def admit(self, num_choices: int = 1) -> None:
-        """To be asked before work is spent on a request.
+    def admit(self, caller: str, request_id: str) -> None:
+        """To be asked before work is spent on a request. One that is known is let in.
 
         Raises:
-            InvalidArgument: it has more choices than may ever run.
             ResourceExhausted: too many run; with a retry hint.
-            Unavailable: the router is stopping, or a pool has no worker.
+            Unavailable: the router is stopping.
         """
+        if self._known.get(RequestKey(caller, request_id), _now_s()) is None:
+            self._admit(1)
+
+    def _admit(self, num_choices: int) -> None:
         if self._draining:
             raise _stopping()
         max_running = self._settings.admission.max_running
@@ -103,18 +115,24 @@ class Dispatcher:
         self._admission.admit(self.num_running, num_choices)
 
     @contextlib.asynccontextmanager
-    async def run(self, submission: Submission) -> AsyncIterator[RunningRequest]:
-        """A started request; leaving the block before its end cancels it.
+    async def run(self, submission: Submission, caller: str = "") -> AsyncIterator[RunningRequest]:
+        """The request, started, or found if its client has sent it before. When the last reader leaves this block
+        before its end, it is cancelled; one that was to be resumable, after a while.
 
         Raises:
-            AlreadyExists: a request with this id is running.
-            InvalidArgument, ResourceExhausted, Unavailable: as `admit`.
+            AlreadyExists: the id stands for another request.
+            InvalidArgument: it has more choices than may ever run.
+            ResourceExhausted, Unavailable: as `admit`.
         """
-        running = self._start(submission)
+        key = RequestKey(caller, submission.request_id)
+        running = self._known.find(key, submission.payload, _now_s())
+        if running is None:
+            running = self._start(submission, key)
+        self._enter(running, submission)
         try:
             yield running
         finally:
-            running.cancel()
+            self._leave(running, key)
 
     async def explain(self, request: Request) -> Placement | Refusal:
         """Where it would be placed now. Nothing is started or reserved."""
@@ -129,12 +147,14 @@ class Dispatcher:
         )
         return place(wanted, self._registry.snapshot(block_hashes))
 
-    def abort(self, request_id: str) -> bool:
-        """Ends a running request with finish reason "cancelled". False: none has that id."""
-        running = self._running.get(request_id)
-        if running is not None:
-            running.cancel()
-        return running is not None
+    def abort(self, request_id: str, caller: str = "") -> bool:
+        """Ends a caller's running request with finish reason "cancelled". False: none has that id."""
+        key = RequestKey(caller, request_id)
+        running = self._known.get(key, _now_s())
+        if running is None or running.ended:
+            return False
+        self._cancel(running, key)
+        return True
 
     async def stop(self, drain_s: float) -> None:
         """Takes nothing new, lets running requests end for `drain_s`, then fails them: a client must not take what
@@ -142,18 +162,38 @@ class Dispatcher:
         self._draining = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=drain_s)
-        for running in list(self._running.values()):
+        for running in self._known.running():
             running.fail(_stopping())
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, submission: Submission) -> RunningRequest:
-        self.admit(len(submission.choices))
-        if submission.request_id in self._running:
-            raise AlreadyExists(f"a request with id {submission.request_id!r} is running")
+    def _enter(self, running: RunningRequest, submission: Submission) -> None:
+        running.num_readers += 1
+        running.resumable |= submission.resumable
+        if running.grace is not None:
+            running.grace.cancel()
+            running.grace = None
+
+    def _leave(self, running: RunningRequest, key: RequestKey) -> None:
+        running.num_readers -= 1
+        if running.num_readers or running.ended:
+            return
+        if running.resumable:
+            loop = asyncio.get_running_loop()
+            running.grace = loop.call_later(self._settings.resume_grace_s, self._cancel, running, key)
+        else:
+            self._cancel(running, key)
+
+    def _cancel(self, running: RunningRequest, key: RequestKey) -> None:
+        """Its id is free at once: who sends it again must not get what was cut off."""
+        self._known.forget(key, running)
+        running.cancel()
+
+    def _start(self, submission: Submission, key: RequestKey) -> RunningRequest:
+        self._admit(len(submission.choices))
         running = RunningRequest(submission, [self._new_choice(request) for request in submission.choices])
-        self._running[submission.request_id] = running
+        self._known.add(key, submission.payload, running)
         for choice in running.choices:
-            self._start_choice(running, choice)
+            self._start_choice(running, choice, key)
         return running
 
     def _new_choice(self, request: Request) -> RunningChoice:
@@ -165,7 +205,7 @@ class Dispatcher:
         journey = Journey(self._new_id(), stream, max_attempts=self._settings.max_attempts)
         return RunningChoice(request, journey)
 
-    def _start_choice(self, running: RunningRequest, choice: RunningChoice) -> None:
+    def _start_choice(self, running: RunningRequest, choice: RunningChoice, key: RequestKey) -> None:
         now_s = asyncio.get_running_loop().time
         begun_s = now_s()
 
@@ -190,18 +230,20 @@ class Dispatcher:
         )
         choice.task = asyncio.create_task(runner.run(), name=f"journey {choice.journey.journey_id}")
         self._tasks.add(choice.task)
-        choice.task.add_done_callback(lambda task: self._ended(task, running, choice, now_s() - begun_s))
+        choice.task.add_done_callback(lambda task: self._ended(task, running, choice, key, now_s() - begun_s))
 
     def _speculate(self, request: Request) -> int:
         """Draft tokens a step."""
         wanted = request.params.speculate
         return min(self._settings.speculate if wanted is None else wanted, self._registry.max_speculate)
 
-    def _ended(self, task: asyncio.Task[None], running: RunningRequest, choice: RunningChoice, seconds: float) -> None:
+    def _ended(
+        self, task: asyncio.Task[None], running: RunningRequest, choice: RunningChoice, key: RequestKey, seconds: float
+    ) -> None:
         request, journey = choice.request, choice.journey
         self._tasks.discard(task)
-        if running.ended and self._running.get(request.request_id) is running:
-            del self._running[request.request_id]
+        if running.ended:
+            self._note_request_end(running, key)
         self._admission.note_end(seconds * 1000)
         self._metrics.note_end(journey, num_prompt_tokens=len(request.prompt_ids), seconds=seconds)
         running.wake()
@@ -217,6 +259,17 @@ class Dispatcher:
             seconds * 1000,
             _why(journey.error),
         )
+
+
+    def _note_request_end(self, running: RunningRequest, key: RequestKey) -> None:
+        if running.submission.payload and running.succeeded:
+            self._known.keep(key, running, cost=running.num_tokens_kept, now_s=_now_s())
+        else:
+            self._known.forget(key, running)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _stopping() -> Unavailable:

@@ -12,7 +12,7 @@ from grpc.aio import ServicerContext
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import api_pb2_grpc
 from pd_engine.errors import InvalidArgument
-from pd_engine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from pd_engine.sampling.params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from pd_engine.sequence import SampledToken
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
@@ -38,10 +38,10 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
     async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
         check_counts(request, self._preparer)
         check_known_fields(request)
-        self._dispatcher.admit()
+        self._dispatcher.admit("", request.request_id)
         prepared = await self._preparer.prepare(parse_request(request))
         async with self._dispatcher.run(prepared) as running:
-            async for update in running.updates():
+            async for update in running.updates(prepared.resume_from):
                 if update.chunk is not None and request.stream:
                     chunk = chunk_message(update.choice, update.chunk)
                     yield api.GenerateResponse(request_id=prepared.request_id, chunk=chunk)
@@ -85,6 +85,7 @@ def check_counts(request: api.GenerateRequest, preparer: Preparer) -> None:
     params = request.sampling_params
     for name, count, most in (
         ("messages", len(request.chat.messages), MAX_MESSAGES),
+        ("numbers in resume_from", len(request.resume_from), MAX_CHOICES),
         ("stop strings", len(params.stop), MAX_STOP_STRINGS),
         ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKEN_IDS),
         ("tokens in logit_bias", len(params.logit_bias), MAX_LOGIT_BIAS),
@@ -113,6 +114,8 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
     """Raises:
     InvalidArgument: no prompt, or a field that cannot be right whatever the model.
     """
+    if request.resume_from and not request.stream:
+        raise InvalidArgument("resume_from is only for stream: true")
     kind = request.WhichOneof("input")
     placement = request.placement
     return RawRequest(
@@ -129,6 +132,8 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
             report_placement=placement.report_placement,
         ),
         cache_salt=request.cache_salt,
+        resumable=request.resumable,
+        resume_from=tuple(request.resume_from),
         priority=request.priority,
         user=request.user,
         ttft_target_ms=request.ttft_target_ms or None,

@@ -92,7 +92,7 @@ class HttpDoor:
         self, http: HttpRequest, body: CompletionBody | ChatBody, format_type: type[ReplyFormat]
     ) -> Response:
         self._check_model(body)
-        self._dispatcher.admit()
+        self._dispatcher.admit("", body.request_id or "")
         request = await self._preparer.prepare(body.request())
         replies = format_type(
             request,
@@ -103,7 +103,7 @@ class HttpDoor:
         )
         async with AsyncExitStack() as stack:
             running = await stack.enter_async_context(self._dispatcher.run(request))
-            updates = running.updates()
+            updates = running.updates(request.resume_from)
             if not body.stream:
                 await unless_gone(http, drain(running, updates))
                 return JSONResponse(replies.whole(running.results()))

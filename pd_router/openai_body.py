@@ -1,8 +1,8 @@
 """Bodies of OpenAI's completions and chat completions, parsed once: unknown fields are refused by name.
 
 Beyond OpenAI's own fields there are vLLM's `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
-`ignore_eos`, `request_id`, `cache_salt`, `priority`, `return_token_ids`, and ours: `speculate`,
-`ttft_target_ms`, `itl_target_ms`.
+`ignore_eos`, `request_id`, `cache_salt`, `priority`, `return_token_ids`, and ours: `speculate`, `ttft_target_ms`,
+`itl_target_ms`, `resumable`, `resume_from`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ class OpenAIBody(_Strict):
     user: str | None = Field(None, description="whose request it is: users share the room fairly")
     request_id: str | None = None
     cache_salt: str | None = None
+    resumable: bool | None = Field(None, description="it runs on for a while when its client is gone")
+    resume_from: int | Annotated[list[int], Field(fail_fast=True)] | None = Field(
+        None, description="how many tokens of each choice the client has; its stream begins after them"
+    )
     priority: int | None = Field(None, description="lower ones are served earlier")
     ttft_target_ms: int | None = Field(None, description="refused at once if its first token would come later")
     itl_target_ms: int | None = Field(None, description="no worker takes it that could not keep this pace")
@@ -106,6 +110,32 @@ class OpenAIBody(_Strict):
         )
 
 
+    def raw_request(
+        self, *, prompts: tuple[Prompt, ...], is_chat: bool, sampling: SamplingFields, default_max_tokens: int | None
+    ) -> RawRequest:
+        """Raises:
+        InvalidArgument: resume_from without a stream.
+        """
+        if self.resume_from is not None and not self.stream:
+            raise InvalidArgument("resume_from is only for stream: true")
+        resume_from = [self.resume_from] if isinstance(self.resume_from, int) else self.resume_from or []
+        return RawRequest(
+            prompts=prompts,
+            is_chat=is_chat,
+            num_choices=1 if self.n is None else self.n,
+            sampling=sampling,
+            default_max_tokens=default_max_tokens,
+            request_id=self.request_id or "",
+            cache_salt=self.cache_salt or "",
+            priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
+            user=self.user or "",
+            ttft_target_ms=self.ttft_target_ms,
+            itl_target_ms=self.itl_target_ms,
+            resumable=bool(self.resumable),
+            resume_from=tuple(resume_from),
+        )
+
+
 class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
@@ -116,17 +146,11 @@ class CompletionBody(OpenAIBody):
         """Raises:
         InvalidArgument: the prompt is of no known shape, or an option is not supported.
         """
-        return RawRequest(
+        return self.raw_request(
             prompts=_parse_prompts(self.prompt),
-            num_choices=1 if self.n is None else self.n,
+            is_chat=False,
             sampling=self.sampling(max_tokens=self.max_tokens, logprobs=self.logprobs),
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
-            request_id=self.request_id or "",
-            cache_salt=self.cache_salt or "",
-            priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
-            user=self.user or "",
-            ttft_target_ms=self.ttft_target_ms,
-            itl_target_ms=self.itl_target_ms,
         )
 
 
@@ -154,17 +178,11 @@ class ChatBody(OpenAIBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidArgument("top_logprobs is only for logprobs: true")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return RawRequest(
+        return self.raw_request(
             prompts=(tuple(message.turn(index) for index, message in enumerate(self.messages)),),
             is_chat=True,
-            num_choices=1 if self.n is None else self.n,
             sampling=self.sampling(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None),
-            request_id=self.request_id or "",
-            cache_salt=self.cache_salt or "",
-            priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
-            user=self.user or "",
-            ttft_target_ms=self.ttft_target_ms,
-            itl_target_ms=self.itl_target_ms,
+            default_max_tokens=None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -33,11 +34,16 @@ class ReplyFormat(ABC):
         self._with_token_ids = with_token_ids
         self._include_usage = include_usage
         self._head = {"id": self.id_prefix + submission.request_id, "created": int(time.time()), "model": model}
-        self._num_chars = [0] * len(submission.choices)
+        self._num_tokens = [0] * len(submission.choices)  # of each choice, seen here
+        self._num_chars = [0] * len(submission.choices)  # ... and of these, each by itself
 
     @abstractmethod
     def _opening_choice(self) -> Json | None:
         """What a choice's stream begins with."""
+
+    def _skip(self, request: Request, tokens: Sequence[SampledToken]) -> None:
+        """Tokens that this client has already."""
+        self._num_chars[request.choice] += sum(len(self._token_text(token.token_id)) for token in tokens)
 
     @abstractmethod
     def _whole_choice(self, result: Result) -> Json: ...
@@ -65,9 +71,15 @@ class ReplyFormat(ABC):
             return []
         return [self._chunk([{"index": index, **choice}]) for index in range(len(self._submission.choices))]
 
-    def chunk(self, index: int, chunk: Chunk) -> Json | None:
-        """None if it has nothing to show yet: its text is held back."""
+    def chunk(self, index: int, chunk: Chunk, tokens: Sequence[SampledToken]) -> Json | None:
+        """None if it has nothing to show yet: its text is held back.
+
+        Args:
+            tokens: all of the choice so far; the chunk may be the first that this client gets, and not from index 0.
+        """
         request = self._submission.choices[index]
+        self._skip(request, tokens[self._num_tokens[index] : chunk.index])
+        self._num_tokens[index] = chunk.index + len(chunk.tokens)
         if not (chunk.text or self._with_token_ids or request.params.logprobs is not None):
             return None
         choice = {**self._chunk_choice(request, chunk), "index": index, "finish_reason": None}
@@ -112,10 +124,9 @@ class CompletionFormat(ReplyFormat):
         if request.params.logprobs is None:
             return None
         texts = [self._token_text(token.token_id) for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(self._num_chars[request.choice])
-            self._num_chars[request.choice] += len(text)
+        *offsets, self._num_chars[request.choice] = itertools.accumulate(
+            map(len, texts), initial=self._num_chars[request.choice]
+        )
         return {
             "tokens": texts,
             "token_logprobs": [_finite(token.logprobs.logprob) for token in tokens if token.logprobs],

@@ -42,7 +42,8 @@ def _update_events(running: RunningRequest, update: Update, replies: ReplyFormat
     """Raises:
     PdRelayError: the choice was rejected or has failed.
     """
-    if update.chunk is not None and (reply := replies.chunk(update.choice, update.chunk)) is not None:
+    tokens = running.choices[update.choice].journey.stream.tokens
+    if update.chunk is not None and (reply := replies.chunk(update.choice, update.chunk, tokens)):
         yield _event(reply)
     if update.ended:
         yield _event(replies.final(running.result(update.choice)))

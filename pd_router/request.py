@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -61,7 +62,10 @@ Prompt = TextPrompt | tuple[ChatMessage, ...] | tuple[int, ...]
 class RawRequest:
     """What a client asked for: `num_choices` of each prompt. An empty `request_id` gets a random one.
 
-    `default_max_tokens` is its door's, for a request that names no max_tokens (`resolve_sampling`).
+    Attributes:
+        default_max_tokens: its door's, for a request that names no max_tokens (`resolve_sampling`).
+        resumable: it goes on for a while when its client is gone, so that the client can come back for it.
+        resume_from: of each choice, how many tokens the client has; none: of none any.
     """
 
     prompts: tuple[Prompt, ...]
@@ -76,6 +80,8 @@ class RawRequest:
     user: str = ""
     ttft_target_ms: int | None = None
     itl_target_ms: int | None = None
+    resumable: bool = False
+    resume_from: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,11 +110,21 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """All that a client asked for at once: its choices in order, those of one prompt side by side."""
+    """All that a client asked for at once: its choices in order, those of one prompt side by side.
+
+    Attributes:
+        payload: a digest of what was asked for, the same for the same request sent again; empty if the client gave it
+            no id.
+        resumable: as in `RawRequest`.
+        resume_from: tokens of each choice that the client has.
+    """
 
     request_id: str
     choices: tuple[Request, ...]
     num_prompts: int
+    payload: bytes
+    resumable: bool
+    resume_from: tuple[int, ...]
 
     @property
     def firsts(self) -> tuple[int, ...]:
@@ -145,7 +161,14 @@ class Preparer:
             for c in range(raw.num_choices):
                 params = replace(first.params, seed=seed_of_choice(first.params.seed, c))
                 choices.append(replace(first, choice=len(choices), params=params))
-        return Submission(request_id=request_id, choices=tuple(choices), num_prompts=len(raw.prompts))
+        return Submission(
+            request_id=request_id,
+            choices=tuple(choices),
+            num_prompts=len(raw.prompts),
+            payload=_digest(raw) if raw.request_id else b"",
+            resumable=raw.resumable,
+            resume_from=_check_resume(raw, choices),
+        )
 
     async def _first_choice(self, raw: RawRequest, prompt: Prompt, number: int, request_id: str) -> Request:
         limits = self._limits()
@@ -229,6 +252,27 @@ def _check_request_id(request_id: str) -> str:
             f"got {request_id[:64]!r}"
         )
     return request_id
+
+
+def _check_resume(raw: RawRequest, choices: Sequence[Request]) -> tuple[int, ...]:
+    if not raw.request_id and (raw.resumable or raw.resume_from):
+        raise InvalidArgument("resumable and resume_from are for a request with a request_id")
+    resume_from = raw.resume_from or (0,) * len(choices)
+    if len(resume_from) != len(choices):
+        raise InvalidArgument(
+            f"resume_from must have a number for each of the {len(choices)} choices, got {len(resume_from)}"
+        )
+    for choice, index in zip(choices, resume_from, strict=True):
+        if not 0 <= index <= choice.params.max_tokens:
+            raise InvalidArgument(
+                f"resume_from must be in [0, {choice.params.max_tokens}], which is max_tokens, got {shown(index)}"
+            )
+    return resume_from
+
+
+def _digest(raw: RawRequest) -> bytes:
+    """Of what was asked for, not of how it is read."""
+    return hashlib.blake2b(repr(replace(raw, resumable=False, resume_from=())).encode(), digest_size=16).digest()
 
 
 async def _off_loop(work: Callable[[], T], num_chars: int) -> T:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from pd_engine.errors import PdRelayError
+from pd_engine.errors import InvalidArgument, PdRelayError
 from pd_engine.sequence import FinishReason, SampledToken
 from pd_router.journey import HandoffReport, Journey, JourneyState
 from pd_router.placement import Placement
@@ -81,37 +81,73 @@ class RunningChoice:
 
 
 class RunningRequest:
-    """Read `updates` to the end, or `cancel`; it is forgotten by itself."""
+    """Anyone may read `updates`; it is forgotten by itself."""
 
     def __init__(self, submission: Submission, choices: Sequence[RunningChoice]) -> None:
         self.submission = submission
         self.choices = tuple(choices)
-        self._news = asyncio.Event()
+        self.num_readers = 0
+        self.resumable = False
+        self.grace: asyncio.TimerHandle | None = None  # ends it, unless a reader comes first
+        self._news: set[asyncio.Event] = set()
 
     @property
     def ended(self) -> bool:
         return all(choice.ended for choice in self.choices)
 
+    @property
+    def succeeded(self) -> bool:
+        """All choices have ended by themselves."""
+        return all(choice.ended and choice.journey.stream.end is not None for choice in self.choices)
+
+    @property
+    def num_tokens_kept(self) -> int:
+        """Prompt and generated tokens, each of a generated one's logprobs counted as one."""
+        num_prompt = sum(len(self.choices[first].request.prompt_ids) for first in self.submission.firsts)
+        return num_prompt + sum(
+            len(choice.journey.stream.tokens) * (1 + (choice.request.params.logprobs or 0)) for choice in self.choices
+        )
+
     def wake(self) -> None:
         """Something is new."""
-        self._news.set()
+        for news in self._news:
+            news.set()
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Of each choice its tokens in order, then its end; what came while the reader was busy in one update."""
-        num_read = [0] * len(self.choices)
+    async def updates(self, resume_from: Sequence[int] = ()) -> AsyncIterator[Update]:
+        """Of each choice its tokens in order, then its end; what came while the reader was busy in one update.
+
+        Args:
+            resume_from: of each choice, how many tokens the reader has; none: none.
+
+        Raises:
+            InvalidArgument: it has more than there are.
+        """
+        num_read = list(resume_from) or [0] * len(self.choices)
         unended = list(range(len(self.choices)))
-        while unended:
-            await self._news.wait()
-            self._news.clear()
-            for number in list(unended):
-                choice = self.choices[number]
-                ended, chunk = choice.ended, choice.journey.stream.since(num_read[number])
-                if chunk is not None:
-                    num_read[number] += len(chunk.tokens)
-                if ended:
-                    unended.remove(number)
-                if ended or chunk is not None:
-                    yield Update(number, chunk, ended)
+        news = asyncio.Event()
+        news.set()
+        self._news.add(news)
+        try:
+            while unended:
+                await news.wait()
+                news.clear()
+                for number in list(unended):
+                    update = self._update(number, num_read[number])
+                    if update.chunk is not None:
+                        num_read[number] += len(update.chunk.tokens)
+                    if update.ended:
+                        unended.remove(number)
+                    if update.ended or update.chunk is not None:
+                        yield update
+        finally:
+            self._news.discard(news)
+
+    def _update(self, number: int, num_read: int) -> Update:
+        choice = self.choices[number]
+        stream = choice.journey.stream
+        if choice.ended and stream.end is not None and num_read > len(stream.tokens):
+            raise InvalidArgument(f"resume_from is {num_read}, but choice {number} has {len(stream.tokens)} tokens")
+        return Update(number, stream.since(num_read), choice.ended)
 
     def result(self, choice: int) -> Result:
         """After the choice's end.

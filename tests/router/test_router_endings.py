@@ -8,25 +8,11 @@ import pytest
 
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.errors import (
-    AlreadyExists,
     DeadlineExceeded,
     Unavailable,
 )
 from support.router_lab import PROMPT, eventually, router_lab, settings
 from support.toy_model import toy_generate
-
-
-async def test_a_request_id_runs_once() -> None:
-    async with router_lab() as lab:
-        lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
-        running = asyncio.create_task(lab.generate(request_id="one"))
-        await eventually(lambda: lab.router.num_running == 1)
-        with pytest.raises(AlreadyExists, match="'one' is running"):
-            await lab.generate(request_id="one")
-        gate.set()
-        await running
-        await eventually(lambda: lab.router.num_running == 0)
-        assert (await lab.generate(request_id="one")).output_ids
 
 
 async def test_abort_ends_it_with_what_there_is() -> None:
