@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.prefix import PrefixCache
 from pd_engine.errors import ResourceExhausted
@@ -56,6 +58,25 @@ class PromptBlocks:
         job.num_cached_blocks = len(cached)
         if self._cache is not None and job.chain is not None:
             self._cache.begin(job.chain, job.block_ids)
+
+    def give_up_fresh(self, job: Job) -> None:
+        """Of its blocks it keeps the cached ones only."""
+        self._pool.release(job.block_ids[job.num_cached_blocks :], job.name)
+        del job.block_ids[job.num_cached_blocks :]
+
+    def fetched(self, job: Job, owner: str, block_ids: Iterable[int], num_blocks: int) -> None:
+        """These are its blocks, which `owner` hands over, the first `num_blocks` of them with their contents: whoever
+        comes now finds those."""
+        assert self._cache is not None and job.chain is not None, job.name
+        job.block_ids = list(block_ids)
+        job.num_cached_blocks = num_blocks
+        self._pool.transfer(job.block_ids, owner, job.name)
+        job.chain.num_stored = job.chain.num_stored_mtp = 0
+        self._cache.begin(job.chain, job.block_ids)
+        num_final = num_blocks * self._block_size
+        self._cache.store(
+            job.chain, job.block_ids, num_final=num_final, num_final_mtp=num_final if self._with_mtp else 0
+        )
 
     def start(self, job: Job) -> Sequence:
         """The sequence to compute, from the first token on that is not cached."""

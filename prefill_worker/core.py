@@ -28,6 +28,7 @@ from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import LONGEST_MESSAGE_LIFE_S, Tombstones
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.job import FirstTokenAnswer, Job, JobState, PrefillSpec
+from prefill_worker.prefix_fetch import PrefixFetcher
 from prefill_worker.publisher import HandoffPublisher
 from prefill_worker.runner import FirstToken, PrefillRunner, StepReport
 from prefill_worker.scheduler import Waiting, admit, queue_wait_ms
@@ -43,7 +44,11 @@ class PrefillCore:
     """Args:
     post: runs a command in the compute thread between two steps.
     report: runs a callback in the event loop, from the compute thread.
+
+    `fetcher` is given after construction, as it reports to `fetched`.
     """
+
+    fetcher: PrefixFetcher
 
     def __init__(
         self, *, pool: BlockPool, blocks: PromptBlocks, hidden_dtype: str | None, max_queued_tokens: int,
@@ -119,7 +124,7 @@ class PrefillCore:
         if job.pinned:
             self._source.renew(key)
         if job.is_open:
-            return str(job.state.value)
+            return "running" if job.state is JobState.RUNNING else "queued"
         return "running" if job.pinned else "gone"
 
     def tick(self, now_s: float) -> None:
@@ -132,6 +137,7 @@ class PrefillCore:
             is_old = now_s >= job.settled_at_s + LONGEST_MESSAGE_LIFE_S or len(self._jobs) > MAX_REMEMBERED
             if settled and is_old:
                 del self._jobs[journey_id]
+        self._admit_waiting()  # blocks may have come out of quarantine
         if not self._by_name and not self._books_checked:
             self._blocks.check_integrity()
             self._books_checked = True
@@ -149,7 +155,7 @@ class PrefillCore:
 
     @property
     def num_waiting(self) -> int:
-        return sum(job.state is JobState.QUEUED for job in self._by_name.values())
+        return sum(job.state in (JobState.QUEUED, JobState.FETCHING) for job in self._by_name.values())
 
     @property
     def num_queued_tokens(self) -> int:
@@ -198,8 +204,22 @@ class PrefillCore:
                 self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        spec = job.spec
         self._blocks.take(job)
+        if self.fetcher.start(job):
+            job.move(JobState.FETCHING)
+        else:
+            self._run(job)
+
+    def fetched(self, job: Job) -> None:
+        """Its fetch has ended; without blocks it takes its place in the queue again."""
+        if job.holds_blocks:
+            self._run(job)
+        else:
+            job.move(JobState.QUEUED)
+            self._admit_waiting()
+
+    def _run(self, job: Job) -> None:
+        spec = job.spec
         publisher = None
         if not spec.no_handoff:
             try:
@@ -257,6 +277,8 @@ class PrefillCore:
     def _end(self, job: Job, error: PdRelayError) -> None:
         """Ends a job at once, wherever it is; its blocks follow when nobody uses them."""
         if job.is_open:
+            if job.state is JobState.FETCHING:
+                self.fetcher.stop(job)
             job.move(JobState.FAILED)
             job.settled_at_s = self._clock()
             job.error = error

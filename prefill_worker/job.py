@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kv_transfer.journey import JourneyKey, SourceInfo
+from kv_transfer.journey import JourneyKey, PrefixSource, SourceInfo
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import PdRelayError
 from pd_engine.priority import DEFAULT_PRIORITY, Turn
@@ -15,14 +15,16 @@ from pd_engine.service.requests import Choice
 
 
 class JobState(Enum):
-    QUEUED = "queued"    # waits for blocks
-    RUNNING = "running"  # has blocks; the compute thread works on it
-    SERVED = "served"    # its first token is known
-    FAILED = "failed"    # it has ended without one
+    QUEUED = "queued"      # waits for blocks
+    FETCHING = "fetching"  # its beginning comes from another worker; the fetch has its blocks
+    RUNNING = "running"    # has blocks; the compute thread works on it
+    SERVED = "served"      # its first token is known
+    FAILED = "failed"      # it has ended without one
 
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED}),
+    JobState.QUEUED: frozenset({JobState.FETCHING, JobState.RUNNING, JobState.FAILED}),
+    JobState.FETCHING: frozenset({JobState.QUEUED, JobState.RUNNING, JobState.FAILED}),
     JobState.RUNNING: frozenset({JobState.SERVED, JobState.FAILED}),
     JobState.SERVED: frozenset(),
     JobState.FAILED: frozenset(),
@@ -39,6 +41,7 @@ class PrefillSpec:
         bypass_prefix_cache: take nothing from the prefix cache.
         cache_salt: prompts with different ones share nothing.
         priority: lower ones go first.
+        prefix_holder: who may have the beginning cached; None: nobody is to be asked.
     """
 
     key: JourneyKey
@@ -51,6 +54,7 @@ class PrefillSpec:
     bypass_prefix_cache: bool
     cache_salt: str
     priority: int = DEFAULT_PRIORITY
+    prefix_holder: PrefixSource | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -78,7 +82,8 @@ class Job:
     """Attributes:
     turn: when it is its turn, and its deadline.
     chain: its tokens as the prefix cache knows them; None without a cache.
-    num_cached_blocks: leading blocks that were in the cache when it got its blocks.
+    num_cached_blocks: leading blocks that were in the cache when it got its blocks, or were fetched since.
+    tried_to_fetch: blocks of another worker, with or without success.
     num_computed: tokens that the compute thread has done, or found done.
     in_compute: the compute thread may still write to the blocks.
     pinned: the handoff's source still serves the blocks.
@@ -93,6 +98,7 @@ class Job:
     state: JobState = JobState.QUEUED
     num_overtaken: int = 0
     num_cached_blocks: int = 0
+    tried_to_fetch: bool = False
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     in_compute: bool = False
@@ -115,7 +121,7 @@ class Job:
 
     @property
     def is_open(self) -> bool:
-        return self.state in (JobState.QUEUED, JobState.RUNNING)
+        return self.state in (JobState.QUEUED, JobState.FETCHING, JobState.RUNNING)
 
     @property
     def holds_blocks(self) -> bool:

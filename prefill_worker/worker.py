@@ -1,4 +1,4 @@
-"""One prefill worker: engine, compute thread, handoff source and gRPC server, put together. Knows no Ray."""
+"""One prefill worker: engine, compute thread, both sides of handoffs and gRPC server, put together. Knows no Ray."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 
 import torch
 
+from kv_transfer.destination import HandoffDestination
 from kv_transfer.holds import PrefixHolder
 from kv_transfer.source import HandoffSource
 from kv_transfer.surroundings import ProcessSurroundings, Surroundings
@@ -30,6 +31,7 @@ from pd_engine.settings import Settings
 from pd_kernels.block_checksum.ranges import range_checksums
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.core import PrefillCore
+from prefill_worker.prefix_fetch import PrefixFetcher
 from prefill_worker.runner import PrefillRunner, StepReport
 from prefill_worker.service import PrefillService, PrefillWorkerService
 
@@ -67,6 +69,8 @@ class PrefillWorker:
         self._engine: Engine | None = None
         self._source: HandoffSource | None = None
         self._holder: PrefixHolder | None = None
+        self._fetcher: PrefixFetcher | None = None
+        self._destination: HandoffDestination | None = None
         self._core: PrefillCore | None = None
         self._transports: list[str] = []
         self._load_seconds = 0.0
@@ -93,16 +97,20 @@ class PrefillWorker:
         self._holder = PrefixHolder(
             self._source, engine.pool, cache, with_mtp=engine.has_mtp, settings=self._settings.transfer
         )
-        self._core = PrefillCore(
-            pool=engine.pool,
-            blocks=PromptBlocks(
-                engine.pool, cache, block_size=engine.layout.block_size, with_mtp=engine.has_mtp
-            ),
+        blocks = PromptBlocks(engine.pool, cache, block_size=engine.layout.block_size, with_mtp=engine.has_mtp)
+        core = self._core = PrefillCore(
+            pool=engine.pool, blocks=blocks,
             hidden_dtype=engine.dtype if engine.has_mtp else None,
             max_queued_tokens=self._settings.prefill.max_queued_tokens, source=self._source, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=self._around.clock,
         )
-        self._add_services(self._core, self._source, self._holder)
+        core.fetcher = self._fetcher = PrefixFetcher(
+            blocks, epoch=self._endpoint.epoch, fetch_ms=self._settings.transfer.prefix_fetch_ms,
+            block_size=engine.layout.block_size, on_end=core.fetched, new_id=self._around.new_id,
+        )
+        self._fetcher.destination = self._destination = self._make_destination(engine, self._fetcher)
+        await self._destination.start()
+        self._add_services(core, self._source, self._holder)
         self._load_seconds = process_age_s()
         await self._endpoint.serve(self._tick, self._on_crash)
         log.info("prefill worker %s answers on %s", self._worker_id, address)
@@ -128,6 +136,10 @@ class PrefillWorker:
             self._holder.draining = True
         if self._source is not None:
             await self._source.stop()
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        if self._destination is not None:
+            await self._destination.stop()
         await self._endpoint.stop()
         await self._compute.stop()
         if self._engine is not None:
@@ -147,8 +159,8 @@ class PrefillWorker:
         )
 
     def loads(self) -> pb.LoadsReply:
-        core, engine, source = self._core, self._engine, self._source
-        assert core is not None and engine is not None and source is not None, "not started"
+        core, engine, source, destination = self._core, self._engine, self._source, self._destination
+        assert core is not None and engine is not None and source is not None and destination is not None, "not started"
         return pb.LoadsReply(
             epoch=self._endpoint.epoch,
             state="draining" if core.draining else "ready",
@@ -157,11 +169,13 @@ class PrefillWorker:
             num_blocks_free=engine.pool.num_free,
             num_blocks_total=engine.pool.num_blocks,
             queued_prefill_tokens=core.num_queued_tokens,
+            num_leases=destination.num_leases,
             num_pins=source.num_pins,
             rss_bytes=rss_bytes(),
             prefill_tokens_per_s=core.tokens_per_s.value,
             num_streams=core.num_callers,
             num_quarantined_blocks=engine.pool.num_quarantined,
+            pull_bytes_per_s=destination.bytes_per_s,
         )
 
     def _build_runner(self, thread: Compute[PrefillRunner]) -> PrefillRunner:
@@ -171,6 +185,15 @@ class PrefillWorker:
         return PrefillRunner(
             engine, self._settings.engine.chunk_tokens, lambda report: thread.report(self._on_step, report),
             self._around.steps, self._around.clock,
+        )
+
+    def _make_destination(self, engine: Engine, fetcher: PrefixFetcher) -> HandoffDestination:
+        return HandoffDestination(
+            arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
+            epoch=self._endpoint.epoch, settings=self._settings.transfer,
+            transports=self._around.pull_transports(engine.arena), checksums=range_checksums, clock=self._around.clock,
+            open_channel=self._around.open_channel, on_complete=fetcher.on_pulled, on_failed=fetcher.on_pull_failed,
+            new_id=self._around.new_id,
         )
 
     def _add_services(self, core: PrefillCore, source: HandoffSource, holder: PrefixHolder) -> None:

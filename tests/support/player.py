@@ -146,14 +146,17 @@ class Player:
         )
 
     def prefill_request(
-        self, reserve: pb.ReserveRequest, lease: pb.ReserveReply | None, *, no_handoff: bool = False
+        self, reserve: pb.ReserveRequest, lease: pb.ReserveReply | None, *, no_handoff: bool = False,
+        holder: pb.PrefixHolder | None = None,
     ) -> pb.PrefillRequest:
+        """`holder`: who is said to have the beginning cached."""
         lease = lease or pb.ReserveReply()
         return pb.PrefillRequest(
             journey=reserve.journey, router_id=reserve.router_id, token_ids=reserve.token_ids,
             num_prompt_tokens=reserve.num_prompt_tokens, sampling=reserve.sampling, lease_id=lease.lease_id,
             lease_ms=lease.lease_ms, num_held_blocks=lease.num_held_blocks, deadline_ms=reserve.deadline_ms,
             no_handoff=no_handoff, bypass_prefix_cache=reserve.bypass_prefix_cache, cache_salt=reserve.cache_salt,
+            prefix_holder=holder,
         )
 
     async def prefill_replies(self, request: pb.PrefillRequest) -> AsyncIterator[pb.PrefillReply]:
@@ -185,6 +188,7 @@ class Player:
     async def run(
         self, token_ids: Sequence[int], sampling: pb.Sampling, *, num_prompt_tokens: int | None = None,
         lose_first_reply: bool = False, journey_id: str | None = None, cached: bool = False, salt: str = "",
+        holder: pb.PrefixHolder | None = None,
     ) -> Copy:
         """A whole journey, as an undisturbed router would run it; released at its end."""
         journey_id = journey_id or new_journey()
@@ -194,7 +198,7 @@ class Player:
         )
         lease = await self.reserve(reserve)
         copy = self.copy(journey_id)
-        async for reply in self.prefill_replies(self.prefill_request(reserve, lease)):
+        async for reply in self.prefill_replies(self.prefill_request(reserve, lease, holder=holder)):
             if reply.HasField("source"):
                 await self.pull(reserve, lease, reply.source)
             elif not lose_first_reply:
