@@ -182,7 +182,7 @@ async def test_a_higher_attempt_takes_over_and_the_older_one_is_gone(player: Pla
     assert isinstance(await error_of(old.call.read()), Gone)
     assert isinstance(await error_of(player.decode.Reserve(old.reserve, timeout=CALL_TIMEOUT_S)), Gone)
     copy = await player.until(new.journey_id, Copy.has_ended)
-    assert copy.finish_reason == "length"
+    assert copy.finish_reason == "length", copy.failure
     assert len(copy.token_ids) == 3
     await player.release(new.journey_id, attempt=2)
 
