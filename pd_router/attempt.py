@@ -40,6 +40,7 @@ class Attempt:
         decode: None if prefill samples the only token that is left.
         speculate: draft tokens a step.
         block_hashes: of the prompt's full blocks, in order; none if cached blocks are not to be used.
+        prefix_holder: whose cached blocks the prefill worker may take; None: nobody's.
         num_uncached_tokens: that are counted as waiting at the prefill worker until they are computed.
         num_decode_blocks: that are counted as taken at the decode worker until it reports.
         emit: called with every chunk, in order.
@@ -57,6 +58,7 @@ class Attempt:
         decode: WorkerLink | None,
         speculate: int,
         block_hashes: Sequence[bytes],
+        prefix_holder: pb.PrefixHolder | None,
         num_uncached_tokens: int,
         num_decode_blocks: int,
         emit: Callable[[Chunk], None],
@@ -72,6 +74,7 @@ class Attempt:
         self._decode = decode
         self._speculate = speculate
         self._block_hashes = block_hashes
+        self._prefix_holder = prefix_holder
         self._num_uncached_tokens = num_uncached_tokens
         self._num_decode_blocks = num_decode_blocks
         self._emit = emit
@@ -302,6 +305,7 @@ class Attempt:
             no_handoff=lease is None,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            prefix_holder=self._prefix_holder,
         )
 
     def _sampling(self) -> pb.Sampling:

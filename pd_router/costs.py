@@ -1,9 +1,10 @@
 """What a placement costs, in milliseconds of this request's time or of others'. Decision 0163 has the reasons.
 
 At a prefill worker   queue    what waits there already has to be computed first
-                      compute  the prompt beyond its cached blocks, at least one token
-                      delay    what that costs those who come after: the share of the prompt that is computed, times
-                               what prompts wait at present in this pool
+                      fetch    cached blocks of another worker, where that is quicker than to compute them
+                      compute  the prompt beyond its cached and fetched blocks, at least one token
+                      delay    what that costs those who come after: the share of the prompt that is not cached there,
+                               times what prompts wait at present in this pool
 At a decode worker    move     the cache of the prompt beyond the blocks that it holds
                       stay     the tokens to generate, at the pace of its batch with this sequence in it
                       hold     what the blocks it takes cost those who come after: the share of the free ones that it
@@ -18,8 +19,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pd_router.itl_line import FIXED_STEP_SEQUENCES
-from pd_router.pools import DEFAULT_ITL_MS, PlacementRequest, WorkerView
+from pd_router.pools import DEFAULT_ITL_MS, PlacementRequest, PrefixOffer, WorkerView
 
+FETCH_FIXED_MS = 20.0  # to ask, to open, to verify and to end, however little is fetched
 MAX_EXPECTED_TOKENS = 256  # max_tokens says what is allowed, not what will come: beyond this it says nothing
 
 
@@ -43,15 +45,43 @@ def mean_queue_ms(workers: Sequence[WorkerView]) -> float:
     return sum([worker.num_queued_tokens * worker.prefill_ms_per_token for worker in workers]) / len(workers)
 
 
-def first_token_ms(worker: WorkerView, request: PlacementRequest, num_held: int) -> float:
-    """Queue and compute, at a prefill worker."""
-    return (worker.num_queued_tokens + num_uncached_tokens(request, num_held)) * worker.prefill_ms_per_token
+def fetch_ms(worker: WorkerView, request: PlacementRequest, num_held: int, num_blocks: int) -> float:
+    """To get so many leading blocks where some are held; nothing if all are."""
+    if num_blocks <= num_held:
+        return 0.0
+    return FETCH_FIXED_MS + (num_blocks - num_held) * request.block_size * worker.move_ms_per_token
 
 
-def prefill_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: Mapping[str, int]) -> list[float]:
-    """Of each worker: queue, compute and delay. All at once, as it is done most often."""
+def num_blocks_had(worker: WorkerView, request: PlacementRequest, num_held: int, offer: PrefixOffer | None) -> int:
+    """Leading blocks that a prefill worker has when it begins to compute: those that it holds, or all of the offer if
+    fetching the others is quicker than computing them."""
+    if offer is None or offer.num_blocks <= num_held:
+        return num_held
+    num_saved = num_uncached_tokens(request, num_held) - num_uncached_tokens(request, offer.num_blocks)
+    is_quicker = fetch_ms(worker, request, num_held, offer.num_blocks) < num_saved * worker.prefill_ms_per_token
+    return offer.num_blocks if is_quicker else num_held
+
+
+def first_token_ms(worker: WorkerView, request: PlacementRequest, num_held: int, offer: PrefixOffer | None) -> float:
+    """Queue, fetch and compute, at a prefill worker."""
+    num_had = num_blocks_had(worker, request, num_held, offer)
+    num_tokens = worker.num_queued_tokens + num_uncached_tokens(request, num_had)
+    return num_tokens * worker.prefill_ms_per_token + fetch_ms(worker, request, num_held, num_had)
+
+
+def prefill_ms(
+    workers: Sequence[WorkerView], request: PlacementRequest, held: Mapping[str, int], offer: PrefixOffer | None
+) -> list[float]:
+    """Of each worker: queue, fetch, compute and delay. All at once, as it is done most often."""
     num_held, num_tokens, block_size = held.get, request.num_tokens, request.block_size
     delay_ms_per_token = mean_queue_ms(workers) / num_tokens
+    if offer is not None:
+        return [
+            first_token_ms(worker, request, blocks, offer)
+            + num_uncached_tokens(request, blocks) * delay_ms_per_token
+            for worker in workers
+            for blocks in (num_held(worker.worker_id, 0),)
+        ]
     return [
         worker.num_queued_tokens * worker.prefill_ms_per_token
         + (num_tokens - num_held(worker.worker_id, 0) * block_size or 1)
@@ -72,14 +102,17 @@ def decode_ms(workers: Sequence[WorkerView], request: PlacementRequest, held: Ma
 
 
 def prefill_terms(
-    worker: WorkerView, request: PlacementRequest, num_held: int, *, pool_queue_ms: float
+    worker: WorkerView, request: PlacementRequest, num_held: int, *, pool_queue_ms: float, offer: PrefixOffer | None
 ) -> dict[str, float]:
-    """What `prefill_ms` is made of. `pool_queue_ms`: the mean of those that could take it."""
-    num_uncached = num_uncached_tokens(request, num_held)
+    """What `prefill_ms` is made of; no fetch if nothing is fetched. `pool_queue_ms`: the mean of those that could take
+    it."""
+    num_had = num_blocks_had(worker, request, num_held, offer)
+    fetch = {"fetch": fetch_ms(worker, request, num_held, num_had)} if num_had > num_held else {}
     return {
         "queue": worker.num_queued_tokens * worker.prefill_ms_per_token,
-        "compute": num_uncached * worker.prefill_ms_per_token,
-        "delay": num_uncached / request.num_tokens * pool_queue_ms,
+        **fetch,
+        "compute": num_uncached_tokens(request, num_had) * worker.prefill_ms_per_token,
+        "delay": num_uncached_tokens(request, num_held) / request.num_tokens * pool_queue_ms,
     }
 
 

@@ -19,6 +19,7 @@ from pd_router.placement import (
     usable_prefill,
 )
 from pd_router.pools import PlacementRequest, Snapshot, WorkerView
+from pd_router.prefix_offer import best_offer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +78,8 @@ def explain(decision: Placement | Refusal) -> str:
         return f"{decision.role}: {decision.kind.value} ({shown or 'none exists'})"
     chosen = chosen_workers(decision)
     lines = [f"{decision.kind.value} prefill, {decision.ttft_ms:.1f} ms to the first token"]
+    if decision.prefix is not None:
+        lines[0] += f", {decision.prefix.num_blocks} blocks from {decision.prefix.worker_id}"
     for part in dict.fromkeys(c.part for c in judged):
         shown = "; ".join(_candidate_text(c) for c in judged if c.part == part)
         lines.append(f"{part} {chosen.get(part, 'none')}: {shown}")
@@ -103,7 +106,9 @@ def _parts(request: PlacementRequest, snapshot: Snapshot) -> list[_Part]:
         _Part(
             name="prefill", pool=snapshot.prefill, usable=_ids(usable), pinned=request.pinned_prefill,
             num_blocks=request.num_prefill_blocks, num_blocks_at_most=0,
-            terms=partial(costs.prefill_terms, pool_queue_ms=pool_queue_ms),
+            terms=partial(
+                costs.prefill_terms, pool_queue_ms=pool_queue_ms, offer=best_offer(request, snapshot)
+            ),
         )
     ]
     if request.num_decode_blocks:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pd_router import costs
-from pd_router.pools import PlacementRequest, Snapshot, WorkerView
+from pd_router.pools import PlacementRequest, PrefixOffer, Snapshot, WorkerView
+from pd_router.prefix_offer import best_offer
 
 
 class Exclusion(Enum):
@@ -64,6 +65,7 @@ class Placement:
     ttft_ms: until the first token is there, as estimated.
     cost_ms: what `pd_router.costs` counts, without the delay of others at the prefill worker.
     request, snapshot: what it was decided from; `pd_router.explanation` shows how.
+    prefix: leading blocks for the prefill worker to fetch, those that it holds included; None: it fetches nothing.
     """
 
     kind: PrefillKind
@@ -73,6 +75,7 @@ class Placement:
     cost_ms: float
     request: PlacementRequest
     snapshot: Snapshot
+    prefix: PrefixOffer | None = None
 
 
 def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
@@ -89,8 +92,10 @@ def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
     usable = usable_prefill(request, snapshot)
     if not usable:
         return local if local is not None else _refusal("prefill", request, snapshot)
-    chosen, _ = _cheapest(usable, costs.prefill_ms(usable, request, snapshot.held))
-    ttft_ms = costs.first_token_ms(chosen, request, snapshot.held.get(chosen.worker_id, 0))
+    offer = best_offer(request, snapshot)
+    chosen, _ = _cheapest(usable, costs.prefill_ms(usable, request, snapshot.held, offer))
+    num_held = snapshot.held.get(chosen.worker_id, 0)
+    ttft_ms = costs.first_token_ms(chosen, request, num_held, offer)
     if local is not None and local.cost_ms < ttft_ms + decode_ms:
         return local
     return Placement(
@@ -101,6 +106,7 @@ def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
         cost_ms=ttft_ms + decode_ms,
         request=request,
         snapshot=snapshot,
+        prefix=offer if costs.num_blocks_had(chosen, request, num_held, offer) > num_held else None,
     )
 
 
@@ -110,11 +116,11 @@ def usable_prefill(request: PlacementRequest, snapshot: Snapshot) -> list[Worker
     within_ms = request.first_token_within_ms
     if within_ms is None:
         return usable
-    held = snapshot.held.get
+    held, offer = snapshot.held.get, best_offer(request, snapshot)
     return [
         worker
         for worker in usable
-        if costs.first_token_ms(worker, request, held(worker.worker_id, 0)) <= within_ms
+        if costs.first_token_ms(worker, request, held(worker.worker_id, 0), offer) <= within_ms
     ] or usable
 
 

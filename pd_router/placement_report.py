@@ -20,6 +20,9 @@ def report_message(decision: Placement | Refusal) -> api.PlacementReport:
         report.prefill_worker = decision.prefill_worker
         report.decode_worker = decision.decode_worker or ""
         report.ttft_ms = decision.ttft_ms
+        if decision.prefix is not None:
+            report.prefix_worker = decision.prefix.worker_id
+            report.num_prefix_blocks = decision.prefix.num_blocks
         even = break_even_tokens(decision)
         if even is not None:
             report.break_even_tokens = even

@@ -27,7 +27,7 @@ class WorkerView:
         next_itl_ms: between two tokens of a sequence at a decode worker, once there is one sequence more.
         alone_itl_ms: the same with one sequence in all.
         itl_limit_ms: more than this breaks the target of a sequence that is there; inf: none has one.
-        move_ms_per_token: to pull the cache of a token, at a decode worker.
+        move_ms_per_token: to pull the cache of a token.
         local_prefill_ms_per_token: of a decode worker that offers to compute prompts itself; None: it does not.
     """
 
@@ -48,10 +48,19 @@ class WorkerView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixOffer:
+    """`num_blocks` leading blocks of the prompt are cached at that worker, for others to fetch."""
+
+    worker_id: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """Both pools, and how many leading blocks of the prompt workers hold; those that hold none are not in `held`.
 
-    `prefill_is_measured`, `itl_is_measured`: whether any worker of the pool has measured its speed.
+    `prefill_is_measured`, `itl_is_measured`: whether any worker of the pool has measured its speed. `can_fetch`:
+    prefill workers take cached blocks from others.
     """
 
     prefill: tuple[WorkerView, ...]
@@ -59,6 +68,7 @@ class Snapshot:
     held: Mapping[str, int] = field(default_factory=dict)
     prefill_is_measured: bool = False
     itl_is_measured: bool = False
+    can_fetch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,11 +64,14 @@ class Registry:
         lease_ms: int,
         silence_ms: int,
         max_index_entries: int,
+        can_fetch: bool,
         new_id: NewId = random_id,
     ) -> None:
+        """`can_fetch`: prefill workers take cached blocks from other workers."""
         self.router_id = new_id()
         self.index = PrefixIndex(max_entries=max_index_entries)
         self._open_channel = open_channel
+        self._can_fetch = can_fetch
         self._renew_interval_s = lease_ms / 3 / 1000
         self._silence_s = silence_ms / 1000
         self._links: dict[str, WorkerLink] = {}
@@ -181,6 +184,7 @@ class Registry:
             held=self.index.held(block_hashes),
             prefill_is_measured=any(link.load.prefill_ms_per_token is not None for link in self.links(Role.PREFILL)),
             itl_is_measured=any(link.load.itl.is_measured for link in self.links(Role.DECODE)),
+            can_fetch=self._can_fetch,
         )
 
     def _views(self, role: Role, make: Callable[[WorkerLink, list[WorkerLink]], WorkerView]) -> tuple[WorkerView, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
 from pd_router.admission import Targets
 from pd_router.attempt import Attempt, AttemptFailure
@@ -139,6 +140,9 @@ class JourneyRunner:
         prefill = self._registry.link(placement.prefill_worker)
         decode = None if placement.decode_worker is None else self._registry.link(placement.decode_worker)
         assert prefill is not None, placement.prefill_worker
+        num_had = placement.snapshot.held.get(prefill.worker_id, 0)
+        if placement.prefix is not None:
+            num_had = placement.prefix.num_blocks
         attempt = Attempt(
             self._request,
             self.journey,
@@ -146,7 +150,8 @@ class JourneyRunner:
             decode=decode,
             speculate=self._speculate,
             block_hashes=wanted.block_hashes,
-            num_uncached_tokens=num_uncached_tokens(wanted, placement.snapshot.held.get(prefill.worker_id, 0)),
+            prefix_holder=self._prefix_holder(placement),
+            num_uncached_tokens=num_uncached_tokens(wanted, num_had),
             num_decode_blocks=wanted.num_decode_blocks,
             emit=self._emit,
             remaining_ms=self._remaining_ms,
@@ -154,6 +159,15 @@ class JourneyRunner:
             itl_target_ms=self._itl_target_ms,
         )
         return attempt, [link for link in (prefill, decode) if link is not None]
+
+    def _prefix_holder(self, placement: Placement) -> pb.PrefixHolder | None:
+        """Whom the prefill worker is to ask; None where that worker has gone since."""
+        link = None if placement.prefix is None else self._registry.link(placement.prefix.worker_id)
+        if placement.prefix is None or link is None:
+            return None
+        return pb.PrefixHolder(
+            address=link.endpoint.address, epoch=link.epoch, num_blocks=placement.prefix.num_blocks
+        )
 
     def _learn(self, failure: AttemptFailure, number: int, placement: Placement) -> None:
         """What the next placement should know of this one."""

@@ -75,6 +75,7 @@ class Router:
             lease_ms=self._settings.transfer.lease_ms,
             silence_ms=self._settings.router.worker_silence_ms,
             max_index_entries=self._settings.router.max_index_entries,
+            can_fetch=self._settings.transfer.prefix_fetch_ms > 0,
         )
         self._metrics = Metrics(self._registry, lambda: self._dispatcher.num_running)
         self._dispatcher = Dispatcher(

@@ -29,6 +29,7 @@ def prefill_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
         num_blocks_free=num_blocks,
         num_blocks_total=num_blocks,
         prefill_ms_per_token=ms_per_token,
+        move_ms_per_token=_move_ms_per_token(link, pool),
     )
 
 
@@ -38,10 +39,6 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
     info = link.info if link.info is not None else pb.WorkerInfo()
     num_sequences = max(len(link.passengers), load.num_sequences)
     lines = [load.itl] if load.itl.is_measured else [other.load.itl for other in pool if other.load.itl.is_measured]
-    move_ms_per_byte = load.move_ms_per_byte
-    if move_ms_per_byte is None:
-        moves = (other.load.move_ms_per_byte for other in pool)
-        move_ms_per_byte = min((ms for ms in moves if ms is not None), default=None)
     return WorkerView(
         worker_id=link.worker_id,
         ready=link.takes_work,
@@ -53,7 +50,15 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
         next_itl_ms=min((line.at(num_sequences + 1) for line in lines), default=assumed_itl_ms(num_sequences + 1)),
         alone_itl_ms=min((line.at(1) for line in lines), default=assumed_itl_ms(1)),
         itl_limit_ms=min((passenger.itl_limit_ms for passenger in link.passengers.values()), default=math.inf),
-        move_ms_per_token=(
-            DEFAULT_MOVE_MS_PER_TOKEN if move_ms_per_byte is None else move_ms_per_byte * info.bytes_per_token
-        ),
+        move_ms_per_token=_move_ms_per_token(link, pool),
     )
+
+
+def _move_ms_per_token(link: WorkerLink, pool: Iterable[WorkerLink]) -> float:
+    ms_per_byte = link.load.move_ms_per_byte
+    if ms_per_byte is None:
+        moves = (other.load.move_ms_per_byte for other in pool)
+        ms_per_byte = min((ms for ms in moves if ms is not None), default=None)
+    if ms_per_byte is None or link.info is None:
+        return DEFAULT_MOVE_MS_PER_TOKEN
+    return ms_per_byte * link.info.bytes_per_token

@@ -200,7 +200,7 @@ class GenerateComplete(_message.Message):
     def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., placement: _Optional[_Union[PlacementReport, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class PlacementReport(_message.Message):
-    __slots__ = ("kind", "prefill_worker", "decode_worker", "ttft_ms", "refusal", "num_prompt_tokens", "num_hashed_blocks", "candidates", "break_even_tokens")
+    __slots__ = ("kind", "prefill_worker", "decode_worker", "ttft_ms", "refusal", "num_prompt_tokens", "num_hashed_blocks", "candidates", "break_even_tokens", "prefix_worker", "num_prefix_blocks")
     KIND_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,8 @@ class PlacementReport(_message.Message):
     NUM_HASHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     BREAK_EVEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_WORKER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     prefill_worker: str
     decode_worker: str
@@ -219,7 +221,9 @@ class PlacementReport(_message.Message):
     num_hashed_blocks: int
     candidates: _containers.RepeatedCompositeFieldContainer[PlacementCandidate]
     break_even_tokens: float
-    def __init__(self, kind: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., ttft_ms: _Optional[float] = ..., refusal: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_hashed_blocks: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlacementCandidate, _Mapping]]] = ..., break_even_tokens: _Optional[float] = ...) -> None: ...
+    prefix_worker: str
+    num_prefix_blocks: int
+    def __init__(self, kind: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., ttft_ms: _Optional[float] = ..., refusal: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_hashed_blocks: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlacementCandidate, _Mapping]]] = ..., break_even_tokens: _Optional[float] = ..., prefix_worker: _Optional[str] = ..., num_prefix_blocks: _Optional[int] = ...) -> None: ...
 
 class PlacementCandidate(_message.Message):
     __slots__ = ("part", "worker_id", "chosen", "num_held_blocks", "terms", "exclusion")

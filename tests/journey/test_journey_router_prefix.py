@@ -110,6 +110,28 @@ async def test_a_conversation_stays_where_it_is_cached(lab: Lab, engine: Engine,
     assert len(places) == 1
 
 
+async def test_a_worker_that_has_nothing_fetches_what_another_one_has(
+    lab: Lab, engine: Engine, tokenizer: Tokenizer
+) -> None:
+    """Asked for by name, it takes a long beginning from who has it; the plan says so, and the count is exact."""
+    prompt = (tokenizer.encode(TEXT) * 20)[:905]
+    first = await lab.ask(prompt, placement=api.Placement(prefill_worker="prefill-0"))
+    hashes = block_hashes(prompt, fingerprint=engine.fingerprint)
+    await until(lambda: lab.num_held("prefill-0", hashes) == lab.num_held("decode-0", hashes) == len(hashes))
+    elsewhere = api.Placement(prefill_worker="prefill-1", report_placement=True)
+    answer = await lab.ask(prompt, placement=elsewhere)
+    assert (answer.placement.prefix_worker, answer.placement.num_prefix_blocks) == ("decode-0", len(hashes))
+    [fetch_ms] = [
+        term.ms for c in answer.placement.candidates for term in c.terms
+        if (c.worker_id, term.name) == ("prefill-1", "fetch")
+    ]
+    assert 0 < fetch_ms < answer.placement.ttft_ms
+    assert answer.usage.cached_tokens == len(hashes) * BLOCK
+    assert list(answer.output_ids) == list(first.output_ids)
+    again = await lab.ask(prompt, placement=elsewhere)
+    assert (again.placement.prefix_worker, again.usage.cached_tokens) == ("", len(hashes) * BLOCK)
+
+
 async def test_another_tenant_finds_nothing(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("Two tenants. " + TEXT)
     first = await lab.ask(prompt)

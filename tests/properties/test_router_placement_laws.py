@@ -57,7 +57,10 @@ HELD = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, NUM_PROMPT_BLOC
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    return Snapshot(prefill=tuple(draw(pools("abc"))), decode=tuple(draw(pools("def"))), held=draw(HELD))
+    return Snapshot(
+        prefill=tuple(draw(pools("abc"))), decode=tuple(draw(pools("def"))), held=draw(HELD),
+        can_fetch=draw(st.booleans()),
+    )
 
 
 def can_take(worker: WorkerView, num_blocks: int, pinned: str) -> bool:
@@ -131,8 +134,8 @@ def test_more_cached_prefix_never_makes_a_worker_dearer(
     decision = place(request, more)
     for candidate in candidates(decision):
         cost_before = before[candidate.part, candidate.worker_id]
-        if candidate.worker_id == worker_id:
-            assert candidate.cost_ms <= cost_before
+        if candidate.worker_id == worker_id or snapshot.can_fetch:
+            assert candidate.cost_ms <= cost_before + 1e-9 * abs(cost_before)
         else:
             assert candidate.cost_ms == cost_before
     assert isinstance(decision, Placement) == isinstance(place(request, snapshot), Placement)
@@ -147,7 +150,25 @@ def test_a_placement_is_late_only_if_every_one_would_be(
     if isinstance(decision, Placement) and decision.kind is PrefillKind.REMOTE and decision.ttft_ms > within_ms:
         judged = candidates(place(request, snapshot))
         in_time = [c for c in judged if c.part == "prefill" and c.exclusion is None]
-        assert all(c.terms["queue"] + c.terms["compute"] > within_ms for c in in_time)
+        assert all(sum(c.terms.values()) - c.terms["delay"] > within_ms for c in in_time)
+
+
+@settings(deadline=None, max_examples=50)
+@given(request=requests(), snapshot=snapshots())
+def test_what_is_fetched_is_there_and_saves_time(request: PlacementRequest, snapshot: Snapshot) -> None:
+    """From a worker that answers, has it and has not failed the request; never slower than without."""
+    decision = place(request, snapshot)
+    without = place(request, replace(snapshot, can_fetch=False))
+    if not isinstance(decision, Placement) or decision.kind is PrefillKind.LOCAL or decision.prefix is None:
+        return
+    offer, own = decision.prefix, snapshot.held.get(decision.prefill_worker, 0)
+    assert snapshot.can_fetch and offer.worker_id != decision.prefill_worker
+    assert own < offer.num_blocks == snapshot.held[offer.worker_id]
+    assert next(w.ready for w in (*snapshot.prefill, *snapshot.decode) if w.worker_id == offer.worker_id)
+    assert offer.worker_id not in request.avoided
+    [worker] = [w for w in snapshot.prefill if w.worker_id == decision.prefill_worker]
+    assert decision.ttft_ms < costs.first_token_ms(worker, request, own, None)
+    assert isinstance(without, Placement)
 
 
 @settings(deadline=None, max_examples=50)

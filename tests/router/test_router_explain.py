@@ -10,6 +10,8 @@ import pytest
 
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.hashing import block_hashes
+from pd_router.costs import FETCH_FIXED_MS
+from pd_router.pools import DEFAULT_MOVE_MS_PER_TOKEN
 from support.router_lab import RouterLab, eventually, router_lab
 
 PROMPT = list(range(100, 100 + 16 * 6 + 3))
@@ -40,7 +42,8 @@ async def test_asked_beforehand_nothing_is_run(lab: RouterLab) -> None:
     assert {c.worker_id: c.num_held_blocks for c in report.candidates if c.num_held_blocks} == {"prefill-1": 4}
     cost = costs(report)
     assert cost["prefill", "prefill-1"] == pytest.approx(report.ttft_ms)
-    assert cost["prefill", "prefill-1"] == pytest.approx(cost["prefill", "prefill-0"] * 35 / 99)
+    fetched_ms = FETCH_FIXED_MS + 64 * DEFAULT_MOVE_MS_PER_TOKEN  # prefill-0 would take the blocks of prefill-1
+    assert cost["prefill", "prefill-1"] == pytest.approx(cost["prefill", "prefill-0"] - fetched_ms)
     assert not report.HasField("break_even_tokens")  # local prefill is not offered
     assert all(not stub.calls for stub in lab.stubs)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pd_router.explanation import candidates, explain
 from pd_router.placement import (
     Placement,
     PrefillKind,
@@ -13,7 +14,7 @@ from pd_router.placement import (
     RefusalKind,
     place,
 )
-from pd_router.pools import PlacementRequest, Snapshot, WorkerView
+from pd_router.pools import PlacementRequest, PrefixOffer, Snapshot, WorkerView
 
 REQUEST = PlacementRequest(num_tokens=100, num_prefill_blocks=7, num_decode_blocks=10)
 
@@ -74,6 +75,63 @@ def test_who_would_be_late_is_passed_over_if_another_one_is_not() -> None:
     assert placed(place(replace(REQUEST, first_token_within_ms=139.0), pools))[0] == "p1"
     assert placed(place(replace(REQUEST, first_token_within_ms=140.0), pools))[0] == "p0"
     assert placed(place(replace(REQUEST, first_token_within_ms=99.0), pools))[0] == "p0"  # both are late
+
+
+FETCH = replace(REQUEST, num_tokens=1_000, num_prefill_blocks=63, num_decode_blocks=70)
+
+
+def fetching(*prefill: WorkerView, held: dict[str, int], decode: WorkerView | None = None) -> Placement:
+    pools = snapshot(
+        [replace(each, num_blocks_total=100) for each in prefill], [decode or worker("d", num_blocks_free=100)], held
+    )
+    decision = place(FETCH, replace(pools, can_fetch=True))
+    assert isinstance(decision, Placement), decision
+    return decision
+
+
+def test_an_idle_worker_fetches_what_a_busy_one_has() -> None:
+    """800 of 1,000 tokens for 20 ms and 0.01 ms each; the holder has a queue of 400 ms."""
+    free = {"num_blocks_free": 100}
+    busy = worker("p0", num_queued_tokens=400, **free)
+    decision = fetching(busy, worker("p1", **free), held={"p0": 50, "d": 20})
+    assert (decision.prefill_worker, decision.prefix) == ("p1", PrefixOffer(worker_id="p0", num_blocks=50))
+    assert decision.ttft_ms == pytest.approx(20 + 8 + 200)
+    decision = fetching(worker("p0", **free), worker("p1", **free), held={"p0": 50, "d": 20})
+    assert (decision.prefill_worker, decision.prefix) == ("p0", None)
+    decision = fetching(busy, worker("p1", **free), held={"p0": 50, "p1": 30, "d": 50})
+    assert (decision.prefill_worker, decision.prefix) == ("p1", PrefixOffer(worker_id="d", num_blocks=50))
+    assert decision.ttft_ms == pytest.approx(20 + 3.2 + 200)
+
+
+@pytest.mark.parametrize(("held", "move_ms_per_token", "num_fetched"), [
+    (2, 0.01, 2), (1, 0.01, 0), (50, 0.97, 50), (50, 0.98, 0), (50, 2.0, 0),
+])
+def test_a_fetch_must_be_quicker_than_computing(held: int, move_ms_per_token: float, num_fetched: int) -> None:
+    """20 ms and what a token takes on the link, against 1 ms a token."""
+    only = worker("p", num_blocks_free=100, move_ms_per_token=move_ms_per_token)
+    decision = fetching(only, held={"d": held})
+    assert (decision.prefix.num_blocks if decision.prefix is not None else 0) == num_fetched
+
+
+def test_whom_nobody_is_to_ask() -> None:
+    """One that does not answer, or has failed this request; and nobody at all if fetching is off."""
+    only = worker("p", num_blocks_free=100)
+    gone = replace(worker("p1"), ready=False)
+    assert fetching(only, gone, held={"p1": 50}).prefix is None
+    pools = snapshot([only], [worker("d", num_blocks_free=100), worker("e", num_blocks_free=100)], {"d": 50, "e": 40})
+    asked = place(replace(FETCH, avoided=frozenset({"d"})), replace(pools, can_fetch=True))
+    assert isinstance(asked, Placement)
+    assert asked.prefix == PrefixOffer(worker_id="e", num_blocks=40)
+    unasked = place(FETCH, pools)
+    assert isinstance(unasked, Placement)
+    assert unasked.prefix is None
+
+
+def test_an_explanation_shows_the_fetch() -> None:
+    decision = fetching(worker("p", num_blocks_free=100), held={"d": 50})
+    [prefill] = [candidate for candidate in candidates(decision) if candidate.part == "prefill"]
+    assert prefill.terms == {"queue": 0.0, "fetch": pytest.approx(28.0), "compute": 200.0, "delay": 0.0}
+    assert "50 blocks from d" in explain(decision)
 
 
 def test_a_decode_worker_that_holds_the_prefix_has_less_to_move_and_to_hold() -> None:

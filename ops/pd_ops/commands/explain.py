@@ -57,6 +57,7 @@ def report_document(report: api_pb2.PlacementReport) -> Document:
         "kind": report.kind, "prefill_worker": report.prefill_worker or None,
         "decode_worker": report.decode_worker or None, "ttft_ms": None if report.refusal else report.ttft_ms,
         "refusal": report.refusal or None, "num_prompt_tokens": report.num_prompt_tokens,
+        "prefix_worker": report.prefix_worker or None, "num_prefix_blocks": report.num_prefix_blocks,
         "num_hashed_blocks": report.num_hashed_blocks, "local_prefill_offered": even is not None,
         "break_even_tokens": None if even is None or math.isinf(even) else even,
         "candidates": [
@@ -82,6 +83,8 @@ def report_text(document: Document) -> str:
             f"{document['kind']} prefill at {document['prefill_worker']}, decode at {decode}; first token in about "
             f"{document['ttft_ms']:.1f} ms ({size})"
         ]
+    if document["prefix_worker"] is not None:
+        lines.append(f"of these, {document['num_prefix_blocks']} blocks fetched from {document['prefix_worker']}")
     lines.append(table(COLUMNS, [_row(candidate) for candidate in document["candidates"]]))
     if not document["local_prefill_offered"]:
         lines.append("local prefill: not offered by the decode worker")
