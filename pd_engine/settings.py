@@ -149,6 +149,9 @@ class ClusterSettings(Section):
     start_timeout_s: float = Field(120.0, gt=0, description="until every process must be ready")
     drillable: bool = Field(False, description="whether `pd-relay drill` may break it on purpose")
     restart: bool = Field(True, description="a process that has died is started again")
+    hang_timeout_s: float = Field(
+        60.0, gt=0, description="a process that answers nothing for so long is ended; see router.worker_silence_ms too"
+    )
     restart_delay_s: float = Field(
         1.0, ge=0, description="before the second start in a row; the first is at once, later ones wait ever longer"
     )

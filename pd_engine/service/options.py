@@ -13,6 +13,7 @@ SERVER_KEEPALIVE_TIMEOUT_MS = 6_000
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 MAX_RECONNECT_BACKOFF_MS = 1_000
+CONNECT_TIMEOUT_MS = 2_000  # a busy peer takes its time to answer; who is not there refuses at once
 
 Options = list[tuple[str, str | int]]
 
@@ -36,7 +37,7 @@ SERVER_OPTIONS: Options = [
 CHANNEL_OPTIONS: Options = [
     *_BOTH,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # of one attempt, despite its name
     ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),

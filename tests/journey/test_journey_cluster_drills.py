@@ -35,6 +35,7 @@ NUM_PROMPT_TOKENS = 3_000
 SETTINGS = """
 router: {worker_silence_ms: 120000}
 transfer: {lease_ms: 120000, fetch_timeout_ms: 120000}
+cluster: {hang_timeout_s: 120.0}
 """
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pkgutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +85,14 @@ async def prefill(address: str, secret: str | None, replies: list[pb.PrefillRepl
 
 async def test_the_right_secret_is_served(served: tuple[str, Echo, Streams]) -> None:
     assert (await reserve(served[0], SECRET)).lease_id == "lease"
+
+
+async def test_a_busy_peer_has_time_to_answer_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await reserve(f"127.0.0.1:{silent.getsockname()[1]}", SECRET)
+        assert time.monotonic() - began >= 1.0
 
 
 @pytest.mark.parametrize("secret", [None, "wrong-horse-battery-staple", SECRET + "x", SECRET[:-1]])

@@ -118,6 +118,9 @@ class WorkerActor:
         """Top-level names of all modules that this process has imported: for checks of what it must not."""
         return _top_level_modules()
 
+    async def is_alive(self) -> bool:
+        return True
+
     async def wait_for_death(self) -> None:
         """Never answers: the call fails when this process ends. A worker that can no longer serve ends it."""
         assert self._worker is not None, "not started"
@@ -188,6 +191,9 @@ class RouterActor:
     async def imported_modules(self) -> list[str]:
         """Top-level names of all modules that this process has imported: for checks of what it must not."""
         return _top_level_modules()
+
+    async def is_alive(self) -> bool:
+        return True
 
     async def wait_for_death(self) -> None:
         """Never answers: the call fails when this process ends."""

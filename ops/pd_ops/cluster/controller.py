@@ -6,39 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pd_engine.errors import PdRelayError
 from pd_engine.settings import Settings
-from pd_ops.cluster.actors import RouterStarted, WorkerPlace, WorkerStarted
+from pd_ops.cluster.actors import RouterStarted
 from pd_ops.cluster.events import ClusterEvent, EventKind
 from pd_ops.cluster.lives import Lives
 from pd_ops.cluster.members import Member, MemberState
 from pd_ops.cluster.plan import ActorPlan, ClusterPlan, Role
+from pd_ops.cluster.ready import ReadyCluster, life_details, ready_worker
+from pd_ops.cluster.router_news import RouterNews
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadyWorker:
-    """A worker that serves. `epoch` names this life of its process."""
-
-    worker_id: str
-    role: Role
-    pid: int
-    address: str
-    epoch: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadyCluster:
-    """A cluster that serves."""
-
-    router: RouterStarted
-    workers: tuple[ReadyWorker, ...]
 
 
 class Controller:
@@ -62,7 +44,7 @@ class Controller:
         self._leaving_routers: list[Member] = []
         self._workers = {plan.actor_id: self._lives.new_member(plan) for plan in plan.workers}
         self._watches: dict[int, asyncio.Task[None]] = {}  # by the id() of a member
-        self._telling = asyncio.Lock()
+        self._news = RouterNews(self)
 
     @property
     def settings(self) -> Settings:
@@ -72,6 +54,11 @@ class Controller:
     @property
     def router(self) -> Member:
         return self._router
+
+    @property
+    def routers(self) -> tuple[Member, ...]:
+        """The router, and those that end their last streams."""
+        return (self._router, *self._leaving_routers)
 
     @property
     def workers(self) -> tuple[Member, ...]:
@@ -88,11 +75,11 @@ class Controller:
         """
         members = [self._router, *self._workers.values()]
         await self._lives.in_time("the cluster", _first_error([self._lives.begin(member) for member in members]))
-        await self._tell_routers()
+        await self._news.tell()
         for member in members:
             self._watch(member)
         assert isinstance(self._router.started, RouterStarted), self._router
-        return ReadyCluster(router=self._router.started, workers=tuple(map(_ready_worker, self._workers.values())))
+        return ReadyCluster(router=self._router.started, workers=tuple(map(ready_worker, self._workers.values())))
 
     async def stop(self, drain_s: float) -> None:
         """Ends all: the router first, so that nothing new comes; running requests may finish in `drain_s`."""
@@ -103,7 +90,7 @@ class Controller:
     def kill(self) -> None:
         """Ends all processes, at once."""
         self._end_watches()
-        for member in [self._router, *self._leaving_routers, *self._workers.values()]:
+        for member in [*self.routers, *self._workers.values()]:
             self._lives.kill(member)
 
     # One process more, or less
@@ -118,14 +105,14 @@ class Controller:
         member = self._workers[plan.actor_id] = self._lives.new_member(plan)
         try:
             await self._lives.in_time(plan.actor_id, self._lives.begin(member))
-            await self._tell_routers()
+            await self._news.tell()
         except BaseException:
             self._lives.kill(member)
             del self._workers[plan.actor_id]
-            await self._tell_routers_anyway()
+            await self._news.tell_anyway()
             raise
         self._watch(member)
-        self._announce(EventKind.ADDED, member, f"added: {plan.actor_id} serves", **_life_details(member))
+        self._announce(EventKind.ADDED, member, f"added: {plan.actor_id} serves", **life_details(member))
         return member
 
     async def remove_worker(self, member: Member, drain_s: float) -> bool:
@@ -135,11 +122,11 @@ class Controller:
         is_drained = True
         if member.state is MemberState.SERVING:
             member.move(MemberState.DRAINING)
-            await self._tell_routers_anyway()
+            await self._news.tell_anyway()
             is_drained = await self._lives.finish(member, "stop", drain_s)
         self._lives.kill(member)
         del self._workers[member.actor_id]
-        await self._tell_routers_anyway()
+        await self._news.tell_anyway()
         self._announce(EventKind.REMOVED, member, f"removed: {member.actor_id} has ended", drained=is_drained)
         return is_drained
 
@@ -152,7 +139,7 @@ class Controller:
         """
         before, after = self._router, self._lives.new_member(self._router.plan)
         try:
-            await self._lives.in_time("the new router", self._begin_router(after))
+            await self._lives.in_time("the new router", self._begin(after))
         except BaseException:
             self._lives.kill(after)
             raise
@@ -167,7 +154,7 @@ class Controller:
         self._lives.kill(before)
         self._leaving_routers.remove(before)
         self._announce(
-            EventKind.RESTARTED, after, "restarted: the router was replaced", drained=is_drained, **_life_details(after)
+            EventKind.RESTARTED, after, "restarted: the router was replaced", drained=is_drained, **life_details(after)
         )
         return is_drained
 
@@ -188,24 +175,22 @@ class Controller:
 
     async def _keep_alive(self, member: Member) -> None:
         while True:
-            assert member.actor is not None, member
-            await member.actor.ended()
-            await self._note_end(member)
+            await self._note_end(member, await self._lives.until_ended(member))
             if member.state is MemberState.ENDED:
                 return
             await self._begin_again(member)
 
-    async def _note_end(self, member: Member) -> None:
-        member.last_end = "its process ended"
+    async def _note_end(self, member: Member, why: str) -> None:
+        member.last_end = why
         restarts = self.settings.cluster.restart
         member.move(MemberState.WAITING if restarts else MemberState.ENDED)
         self._announce(
             EventKind.LOST, member,
-            f"lost: {member.actor_id} has died; its log is {self._lives.log_path(member.actor_id)}; "
+            f"lost: {member.actor_id}: {why}; its log is {self._lives.log_path(member.actor_id)}; "
             f"{'it is started again' if restarts else 'it is not started again (cluster.restart)'}",
             restarts=restarts,
         )
-        await self._tell_routers_anyway()
+        await self._news.tell_anyway()
 
     async def _begin_again(self, member: Member) -> None:
         """Tries until it serves."""
@@ -213,15 +198,19 @@ class Controller:
             await asyncio.sleep(member.pacer.next_delay_s(time.monotonic()))
             member.move(MemberState.STARTING)
             member.num_restarts += 1
-            begin = self._begin_router(member) if member.role is Role.ROUTER else self._lives.begin(member)
             try:
-                await self._lives.in_time(member.actor_id, begin)
-                await self._tell_routers()
+                await self._lives.in_time(member.actor_id, self._begin(member))
+                await self._news.tell()
             except PdRelayError as error:
                 await self._note_failed_start(member, error)
         self._announce(
-            EventKind.RESTARTED, member, f"restarted: {member.actor_id} serves again", **_life_details(member)
+            EventKind.RESTARTED, member, f"restarted: {member.actor_id} serves again", **life_details(member)
         )
+
+    async def _begin(self, member: Member) -> None:
+        await self._lives.begin(member)
+        if member.role is Role.ROUTER:
+            await self._news.tell_one(member)
 
     async def _note_failed_start(self, member: Member, error: PdRelayError) -> None:
         if member.state is MemberState.SERVING:  # and a worker does not fit the others: the router says so, and waits
@@ -233,61 +222,12 @@ class Controller:
         member.move(MemberState.WAITING)
         sentence = f"not started: {member.actor_id}: {error.message}; it is tried again"
         self._announce(EventKind.START_FAILED, member, sentence, message=error.message)
-        await self._tell_routers_anyway()
+        await self._news.tell_anyway()
 
     def _announce(self, kind: EventKind, member: Member, sentence: str, **details: Any) -> None:
         self.events.put_nowait(
             ClusterEvent(kind=kind, actor_id=member.actor_id, sentence=sentence, details=details)
         )
-
-    # What routers know
-
-    async def _begin_router(self, member: Member) -> None:
-        await self._lives.begin(member)
-        await self._tell(member)
-
-    async def _tell_routers(self) -> None:
-        """Raises:
-        PdRelayError: of a worker that does not fit the others; the routers use the others.
-        """
-        async with self._telling:
-            for router in [self._router, *self._leaving_routers]:
-                if router.state in (MemberState.SERVING, MemberState.DRAINING):
-                    await self._tell(router)
-
-    async def _tell_routers_anyway(self) -> None:
-        try:
-            await self._tell_routers()
-        except PdRelayError as error:
-            log.warning("the router could not be told its workers: %s", error.message)
-
-    async def _tell(self, router: Member) -> None:
-        assert router.actor is not None, router
-        await router.actor.call("set_workers", [
-            WorkerPlace(
-                worker_id=worker.actor_id, role=worker.role.value, address=worker.started.address,
-                is_expected=worker.is_expected,
-            )
-            for worker in self._workers.values()
-            if isinstance(worker.started, WorkerStarted)
-        ])
-
-
-def _ready_worker(member: Member) -> ReadyWorker:
-    started = member.started
-    assert isinstance(started, WorkerStarted), member
-    return ReadyWorker(
-        worker_id=member.actor_id, role=member.role, pid=started.pid, address=started.address, epoch=started.epoch
-    )
-
-
-def _life_details(member: Member) -> dict[str, Any]:
-    started = member.started
-    assert started is not None, member
-    details: dict[str, Any] = {"role": member.role.value, "pid": started.pid, "num_restarts": member.num_restarts}
-    if isinstance(started, WorkerStarted):
-        details |= {"address": started.address, "epoch": started.epoch}
-    return details
 
 
 async def _first_error(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -20,6 +23,7 @@ from pd_ops.cluster.plan import ActorPlan
 from pd_ops.cluster.restarts import RestartPacer, RestartPolicy
 
 STOP_MARGIN_S = 3.0
+NUM_QUESTIONS = 10  # whether a process is alive, in the time in which it must have answered one
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -61,6 +65,31 @@ class Lives:
         member.pacer.note_serving(time.monotonic())
         member.move(MemberState.SERVING)
 
+    async def until_ended(self, member: Member) -> str:
+        """Returns when its process has ended, and why. One that answers nothing for `cluster.hang_timeout_s` is ended
+        here: it would neither serve nor die."""
+        actor, started = member.actor, member.started
+        assert actor is not None and started is not None, member
+        timeout_s = self.settings.cluster.hang_timeout_s
+        ended = asyncio.ensure_future(actor.ended())
+        try:
+            while not ended.done():
+                if not await _answers(actor, ended, timeout_s):
+                    self._end_hanging(actor, started.pid)
+                    await ended
+                    return f"it answered nothing for {timeout_s:g} s, and was ended"
+                await asyncio.wait({ended}, timeout=timeout_s / NUM_QUESTIONS)
+            return "its process ended"
+        finally:
+            ended.cancel()
+
+    def _end_hanging(self, actor: PlacedActor, pid: int) -> None:
+        """Ray alone may leave a process that stands still as it is."""
+        if not self._counts_cpus:  # on this host
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        actor.kill()
+
     async def in_time(self, what: str, work: Coroutine[Any, Any, T]) -> T:
         """Raises:
         DeadlineExceeded: `work` was not done within `cluster.start_timeout_s`.
@@ -101,3 +130,14 @@ class Lives:
         grpc_port, http_port = (int(one.rpartition(":")[2]) for one in (started.grpc_address, started.http_address))
         router = self.settings.router.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
         self.settings = self.settings.model_copy(update={"router": router})
+
+
+async def _answers(actor: PlacedActor, ended: asyncio.Future[None], timeout_s: float) -> bool:
+    """Whether it says something, or has ended, within that time."""
+    answer = asyncio.ensure_future(actor.call("is_alive"))
+    try:
+        done, _ = await asyncio.wait({ended, answer}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)

@@ -19,7 +19,8 @@ from pd_ops.cluster.ray_runtime import RayRuntime, connected
 from pd_ops.cluster.state_file import ClusterState, Phase, StateFile
 
 if TYPE_CHECKING:
-    from pd_ops.cluster.controller import Controller, ReadyCluster
+    from pd_ops.cluster.controller import Controller
+    from pd_ops.cluster.ready import ReadyCluster
 
 DRAIN_S = 10.0
 
