@@ -152,3 +152,6 @@ async def test_a_client_asks_again_and_counts_what_it_met() -> None:
     one = Asked(number=0, start_s=0.0)
     await asyncio.wait_for(traffic._ask(None, one), 60)  # type: ignore[arg-type]
     assert (one.num_broken, one.num_refused, one.error, one.outcome) == (2, 1, None, OUTCOME)
+    assert one.interruptions == ["cut", "refused", "cut"]
+    result = judge("kill-decode", DRILLS["kill-decode"], replace(SEEN, asked=[one]), 5.0)
+    assert result.details == ("asked again 2 times: cut", "asked again 1 times: refused")

@@ -23,6 +23,9 @@ class PlacedActor:
         life: 1 for the first process of this id.
         host: that a worker listens on; None: the address that Ray knows its host by.
         counts_cpus: whether Ray shall set CPUs aside for it.
+
+    Raises:
+        Unavailable: Ray does not answer.
     """
 
     def __init__(
@@ -32,12 +35,15 @@ class PlacedActor:
         self._log_path = actor_log_path(settings.cluster.name, plan.actor_id)
         cls = ray.remote(RouterActor if plan.role is Role.ROUTER else WorkerActor)
         placed = cls.options(**_options(plan, life, counts_cpus=counts_cpus))
-        if plan.role is Role.ROUTER:
-            self._handle = placed.remote(settings, secret=secret, life=life)
-        else:
-            self._handle = placed.remote(
-                plan.role, settings, worker_id=plan.actor_id, host=host, secret=secret, life=life
-            )
+        arguments: tuple[Any, ...] = (settings,)
+        options: dict[str, Any] = {"secret": secret, "life": life}
+        if plan.role is not Role.ROUTER:
+            arguments = (plan.role, settings)
+            options |= {"worker_id": plan.actor_id, "host": host}
+        try:
+            self._handle = placed.remote(*arguments, **options)
+        except RayError as error:
+            raise Unavailable(f"Ray cannot place {plan.actor_id}: {str(error).strip().splitlines()[0]}") from None
 
     async def call(self, method: str, *args: Any) -> Any:
         """Raises:

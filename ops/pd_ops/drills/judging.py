@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -106,4 +107,7 @@ def _none(name: str, count: int) -> Expectation:
 
 def _first_errors(seen: Observed) -> list[str]:
     lost = [f"lost: {one.error or 'it was still waiting'}" for one in seen.asked if one.outcome is None]
-    return [*lost[:MAX_SHOWN], *(f"wrong: {text}" for text in list(seen.differences.values())[:MAX_SHOWN])]
+    wrong = [f"wrong: {text}" for text in seen.differences.values()]
+    reasons = Counter(reason for one in seen.asked for reason in one.interruptions)
+    again = [f"asked again {count} times: {reason}" for reason, count in reasons.most_common(MAX_SHOWN)]
+    return [*lost[:MAX_SHOWN], *wrong[:MAX_SHOWN], *again]

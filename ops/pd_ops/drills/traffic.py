@@ -28,6 +28,7 @@ class Asked:
         num_chunks: messages with tokens, repeated ones too.
         num_refused: streams that ended without any: nobody answered, or with "not now".
         num_broken: streams that ended after some, before their end.
+        interruptions: what these streams ended with.
         outcome: None as long as there is none.
         error: why there is none and none will come.
         mismatch: what a resumed stream repeated differently.
@@ -41,6 +42,7 @@ class Asked:
     num_chunks: int = 0
     num_refused: int = 0
     num_broken: int = 0
+    interruptions: list[str] = field(default_factory=list)
     outcome: Outcome | None = None
     error: str | None = None
     mismatch: str | None = None
@@ -136,6 +138,7 @@ class Traffic:
             try:
                 await self._attempt(client, asked)
             except (Unavailable, ResourceExhausted) as error:
+                asked.interruptions.append(error.message)
                 if asked.num_chunks > before:
                     asked.num_broken += 1
                 else:
