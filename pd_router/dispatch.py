@@ -94,6 +94,11 @@ class Dispatcher:
         """Choices that have not ended."""
         return len(self._tasks)
 
+    @property
+    def num_waiting(self) -> int:
+        """Of them, those that wait in line for a worker."""
+        return len(self._admission.line)
+
     def admit(self, caller: str, request_id: str) -> None:
         """To be asked before work is spent on a request. One that is known is let in.
 

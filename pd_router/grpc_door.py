@@ -13,7 +13,7 @@ from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import api_pb2_grpc
 from pd_engine.errors import InvalidArgument
 from pd_engine.sampling.params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from pd_engine.sequence import SampledToken
+from pd_engine.sequence import SampledToken, TokenLogprobs
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
 from pd_router.dispatch import Dispatcher
@@ -43,8 +43,9 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         async with self._dispatcher.run(prepared) as running:
             async for update in running.updates(prepared.resume_from):
                 if update.chunk is not None and request.stream:
-                    chunk = chunk_message(update.choice, update.chunk)
-                    yield api.GenerateResponse(request_id=prepared.request_id, chunk=chunk)
+                    response = api.GenerateResponse(request_id=prepared.request_id)
+                    fill_chunk(response.chunk, update.choice, update.chunk)
+                    yield response
                 if update.ended:
                     complete = complete_message(running.result(update.choice))
                     yield api.GenerateResponse(request_id=prepared.request_id, complete=complete)
@@ -182,14 +183,15 @@ def parse_sampling(params: api.SamplingParams) -> SamplingFields:
     )
 
 
-def chunk_message(choice: int, chunk: Chunk) -> api.GenerateStreamChunk:
-    return api.GenerateStreamChunk(
-        choice=choice,
-        index=chunk.index,
-        token_ids=[token.token_id for token in chunk.tokens],
-        text=chunk.text,
-        logprobs=_logprobs(chunk.tokens),
-    )
+def fill_chunk(message: api.GenerateStreamChunk, choice: int, chunk: Chunk) -> None:
+    """In place, as there is one a token."""
+    message.choice = choice
+    message.index = chunk.index
+    message.text = chunk.text
+    for token in chunk.tokens:
+        message.token_ids.append(token.token_id)
+        if token.logprobs is not None:
+            message.logprobs.append(_token_logprobs(token.token_id, token.logprobs))
 
 
 def complete_message(result: Result) -> api.GenerateComplete:
@@ -224,12 +226,14 @@ def complete_message(result: Result) -> api.GenerateComplete:
 
 def _logprobs(tokens: Sequence[SampledToken]) -> list[api.TokenLogprobs]:
     return [
-        api.TokenLogprobs(
-            token_id=token.token_id,
-            logprob=token.logprobs.logprob,
-            top_token_ids=[token_id for token_id, _ in token.logprobs.top],
-            top_logprobs=[logprob for _, logprob in token.logprobs.top],
-        )
-        for token in tokens
-        if token.logprobs is not None
+        _token_logprobs(token.token_id, token.logprobs) for token in tokens if token.logprobs is not None
     ]
+
+
+def _token_logprobs(token_id: int, logprobs: TokenLogprobs) -> api.TokenLogprobs:
+    return api.TokenLogprobs(
+        token_id=token_id,
+        logprob=logprobs.logprob,
+        top_token_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )

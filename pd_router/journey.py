@@ -21,6 +21,8 @@ from pd_router.stream import Chunk, TokenStream
 
 
 class JourneyState(Enum):
+    __hash__ = object.__hash__  # Enum's own is Python, and three states are looked up a token
+
     WAITING = "waiting"  # to be placed
     RESERVING = "reserving"  # the decode worker is asked for a lease
     PREFILLING = "prefilling"  # the prefill worker is at it

@@ -92,7 +92,7 @@ class WorkerLink:
         self.load = WorkerLoad()
         self.view: WorkerView | None = None
         self.error: PdRelayError | None = None
-        self._random = random.Random()
+        self._random = random.Random(f"{router_id} {endpoint.worker_id}")
         self.breaker = Breaker(self._random)
         self.passengers: dict[str, Passenger] = {}
         self._empty = asyncio.Event()

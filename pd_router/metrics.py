@@ -16,7 +16,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 class Metrics:
     """Of one router; several may live in one process."""
 
-    def __init__(self, registry: Registry, num_running: Callable[[], int]) -> None:
+    def __init__(self, registry: Registry, num_running: Callable[[], int], num_waiting: Callable[[], int]) -> None:
         self._collectors = CollectorRegistry()
         collectors = self._collectors
         self._requests = Counter("pd_relay_requests", "Requests by how they ended.", ["end"], registry=collectors)
@@ -36,6 +36,8 @@ class Metrics:
             "pd_relay_request_seconds", "From admission to the end.", buckets=_SECONDS, registry=collectors
         )
         Gauge("pd_relay_running_requests", "Requests in the system.", registry=collectors).set_function(num_running)
+        waiting = Gauge("pd_relay_waiting_requests", "Of them, in line for a worker.", registry=collectors)
+        waiting.set_function(num_waiting)
         self._workers = Gauge("pd_relay_workers", "Workers by role and state.", ["role", "state"], registry=collectors)
         self._blocks = Gauge("pd_relay_free_blocks", "Free blocks of a worker.", ["worker"], registry=collectors)
         entries = Gauge("pd_relay_index_entries", "Cached blocks, each at one worker, known.", registry=collectors)

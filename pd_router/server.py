@@ -77,7 +77,9 @@ class Router:
             max_index_entries=self._settings.router.max_index_entries,
             can_fetch=self._settings.transfer.prefix_fetch_ms > 0,
         )
-        self._metrics = Metrics(self._registry, lambda: self._dispatcher.num_running)
+        self._metrics = Metrics(
+            self._registry, lambda: self._dispatcher.num_running, lambda: self._dispatcher.num_waiting
+        )
         self._dispatcher = Dispatcher(
             DispatchSettings.of(self._settings),
             registry=self._registry,

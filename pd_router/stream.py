@@ -61,6 +61,8 @@ class TokenStream:
         """What a reader lacks that has the tokens before `index`; None if it has them all."""
         if index >= len(self.tokens):
             return None
+        if index == len(self.tokens) - 1:  # nearly always
+            return Chunk(index, (self.tokens[index],), self._texts[index])
         return Chunk(index, tuple(self.tokens[index:]), "".join(self._texts[index:]))
 
     def push(self, index: int, tokens: Sequence[SampledToken]) -> Chunk | None:
@@ -73,6 +75,9 @@ class TokenStream:
             return None
         if index + len(tokens) > self._max_tokens:
             raise DataLoss(f"a token at index {index + len(tokens) - 1}, but max_tokens is {self._max_tokens}")
+        if len(tokens) == 1 and index == len(self.tokens) and not self._ahead:  # nearly always
+            self._append(tokens[0])
+            return self.since(index)
         for offset, token in enumerate(tokens):
             self._check_same(index + offset, token)
             if index + offset >= len(self.tokens):
@@ -97,14 +102,17 @@ class TokenStream:
     def _advance(self) -> Chunk | None:
         first = len(self.tokens)
         while self.end is None and (token := self._ahead.pop(len(self.tokens), None)) is not None:
-            self.tokens.append(token)
-            delta = self._output.push(token.token_id)
-            self._texts.append(delta.text)
-            self.end = self._end_after(token, delta.stop_reason)
-        if self.end is not None and len(self.tokens) > first:
+            self._append(token)
+        return self.since(first)
+
+    def _append(self, token: SampledToken) -> None:
+        self.tokens.append(token)
+        delta = self._output.push(token.token_id)
+        self._texts.append(delta.text)
+        self.end = self._end_after(token, delta.stop_reason)
+        if self.end is not None:
             self._ahead.clear()
             self._texts[-1] += self._output.finish()
-        return self.since(first)
 
     def _end_after(self, token: SampledToken, stop_string: str | None) -> StreamEnd | None:
         if stop_string is not None:

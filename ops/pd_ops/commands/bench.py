@@ -10,6 +10,7 @@ from pd_ops.commands import (
     bench_engine,
     bench_placement,
     bench_precision,
+    bench_router,
     bench_serve,
     bench_transfer,
 )
@@ -22,3 +23,4 @@ app.command("transfer")(bench_transfer.command)
 app.command("precision")(bench_precision.command)
 app.command("placement")(bench_placement.command)
 app.command("admission")(bench_admission.command)
+app.command("router")(bench_router.command)

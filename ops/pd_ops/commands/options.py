@@ -11,6 +11,7 @@ from pd_engine.errors import InvalidArgument, shown
 from pd_engine.priority import MAX_PRIORITY
 from pd_ops.cluster.control_messages import MAX_ID_CHARS
 from pd_ops.output import Output, redirect_prints
+from pd_router.request import MAX_TARGET_MS
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Model = Annotated[str | None, typer.Option(help="Path to a checkpoint, or 'demo' for the shipped one.")]
@@ -69,6 +70,13 @@ Speculate = Annotated[
 ]
 Priority = Annotated[
     int, typer.Option(help=f"Lower ones are served earlier; from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+]
+User = Annotated[str, typer.Option(help="Whose request it is: users share the room fairly.")]
+TtftTargetMs = Annotated[
+    int | None, typer.Option(min=1, max=MAX_TARGET_MS, help="Refuse it at once if its first token would come later.")
+]
+ItlTargetMs = Annotated[
+    int | None, typer.Option(min=1, max=MAX_TARGET_MS, help="Between two tokens: wait for a worker that keeps it.")
 ]
 Stream = Annotated[
     bool | None, typer.Option("--stream/--no-stream", help="Text as it comes; default: yes, with --json no.")

@@ -44,6 +44,9 @@ def command(
     speculate: options.Speculate = None,
     dtype: options.ServedDtype = None,
     priority: options.Priority = DEFAULT_PRIORITY,
+    user: options.User = "",
+    ttft_target_ms: options.TtftTargetMs = None,
+    itl_target_ms: options.ItlTargetMs = None,
     stream: options.Stream = None,
     cluster: options.ClusterName = "default",
     address: options.Address = None,
@@ -68,6 +71,7 @@ def command(
     streams = not as_json if stream is None else stream
     # Streamed in any case: what had come is known when it is interrupted.
     request = to_request(question, sampling, priority=priority, num_choices=num_choices)
+    request.user, request.ttft_target_ms, request.itl_target_ms = user, ttft_target_ms or 0, itl_target_ms or 0
     view = AnswerView(output, streams=streams, num_choices=num_choices)
     asyncio.run(_submit(router, request, required_dtype, output, view))
 

@@ -112,7 +112,8 @@ class SimulatedRouter:
         )
         self.dispatcher = Dispatcher(
             DispatchSettings.of(SETTINGS), registry=self.registry, tokenizer=model.tokenizer,
-            metrics=Metrics(self.registry, lambda: self.dispatcher.num_running), new_id=new_id,
+            metrics=Metrics(self.registry, lambda: self.dispatcher.num_running, lambda: self.dispatcher.num_waiting),
+            new_id=new_id,
         )
 
     async def start(self, workers: Sequence[WorkerEndpoint]) -> None:
