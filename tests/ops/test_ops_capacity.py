@@ -17,7 +17,7 @@ from pd_ops.capacity.audit import Demand, audit, smallest_tp
 from pd_ops.capacity.cache import Component, Rows, total_bytes
 from pd_ops.capacity.checks import checks
 from pd_ops.capacity.deepseek_v3 import DEEPSEEK_V3
-from pd_ops.capacity.deepseek_v4 import FLASH, PRO, parse_v4
+from pd_ops.capacity.deepseek_v4_config import FLASH, PRO, parse_v4
 from pd_ops.capacity.named import NAMES, architecture
 from pd_ops.capacity.traffic import Link, distinct_experts, ring_all_reduce_bytes, ring_all_reduce_s
 from support.commands import run_command

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +15,13 @@ from pd_engine.errors import InvalidArgument
 from pd_ops.bench.serve.load import LoadPlan
 from pd_ops.bench.serve.measure import Described, Endpoints, measure
 from pd_ops.bench.serve.record import Outcome
+from pd_ops.bench.serve.result import read_result
 from pd_ops.bench.serve.run import Measured
 from pd_ops.bench.serve.sender import Sampling
 from pd_ops.bench.serve.summary import Targets
 from pd_ops.output import Document
+from support.commands import COMMAND, environment
+from support.leaks import until
 from support.router_lab import RouterLab, router_lab, settings
 
 PLAN = LoadPlan(kinds=("short",), num_requests=12, rate_per_s=50.0, length_scale=0.1, seed=2)
@@ -84,6 +91,44 @@ async def test_refusals_are_counted_at_both_doors() -> None:
             assert summary["finished"] + summary["refused"] == 40
             assert summary["good"] == summary["finished"]
         await lab.assert_no_leaks()
+
+
+async def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    """The command itself, at an endpoint that answers the first request and then nobody."""
+    num_asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if num_asked == 1:
+            writer.write(b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": [{"token_ids": [7]}]}\n\ndata: [DONE]\n\n')
+        else:
+            await reader.read()  # until the client goes away
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port, out = server.sockets[0].getsockname()[1], tmp_path / "result"
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "bench", "serve", "--url", f"http://127.0.0.1:{port}", "--served-model", "m", "--checkpoint", "demo",
+        "--engine", "stub", "--precision", "bf16", "--max-context", "4096", "--topology", "prefill=1",
+        "--engine-setting", "a=b", "--requests", "50", "--rate", "20", "--out", str(out), "--json",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=environment(),
+    )
+    try:
+        await until(lambda: num_asked >= 3)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        server.close()
+    assert process.returncode == 130
+    document = json.loads(stdout)
+    assert document["interrupted"]
+    assert document["summary"]["finished"] == 1
+    assert document["summary"]["unfinished"] >= 2
+    assert read_result(out).document == document
 
 
 async def test_an_http_endpoint_has_to_be_described(lab: RouterLab) -> None:
