@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pd_engine.errors import InvalidArgument, NotFound, PdRelayError, ResourceExhausted, Unavailable
@@ -18,10 +18,9 @@ from pd_engine.service.rates import Rate
 from pd_router.explanation import explain
 from pd_router.placement import Placement, PrefillKind, Refusal, RefusalKind, place, usable_prefill
 from pd_router.pools import PlacementRequest, Snapshot, WorkerView
+from pd_router.targets import MAX_RETRY_MS, Targets, bounded_ms, within_targets
 from pd_router.waiting_line import Ticket, WaitingLine
 
-MIN_RETRY_MS = 100
-MAX_RETRY_MS = 10_000
 NO_WORKER_RETRY_MS = 1_000
 NUM_BEING_JUDGED = 64  # beyond those that run and wait: a full line must look at who comes, to be fair
 _PACE_WEIGHT = 0.1  # of the newest in moving averages
@@ -39,32 +38,6 @@ class AdmissionLimits:
     max_running: int
     max_waiting: int
     max_queued_ms: float = math.inf
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Targets:
-    """What a request is to keep within, from `begun_s` on, of the caller's monotonic clock. None: there is no target.
-
-    Attributes:
-        ttft_ms: until its first token.
-        itl_ms: between two tokens, on average.
-    """
-
-    begun_s: float
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-
-    def late_ms(self, ttft_ms: float, now_s: float) -> float:
-        """By how much a first token would be late that came after so long from now; not above 0: in time."""
-        return -math.inf if self.ttft_ms is None else 1000 * (now_s - self.begun_s) + ttft_ms - self.ttft_ms
-
-    def missed(self) -> ResourceExhausted:
-        """For a request that waited in vain."""
-        assert self.ttft_ms is not None
-        return ResourceExhausted(
-            f"no worker has had room within {self.ttft_ms:g} ms, the target for the first token",
-            retry_after_ms=bounded_ms(self.ttft_ms),
-        )
 
 
 class Arrival(NamedTuple):
@@ -173,7 +146,7 @@ class Admission:
         else:
             decision = place(within_targets(wanted, snapshot, targets, now_s), snapshot)
             if isinstance(decision, Placement) and snapshot.prefill_is_measured:
-                check_late(targets, targets.late_ms(decision.ttft_ms, now_s))
+                targets.check_late(targets.late_ms(decision.ttft_ms, now_s))
         if isinstance(decision, Refusal) and not (
             decision.kind is RefusalKind.NO_ROOM or (decision.kind is RefusalKind.NO_WORKER and may_recover)
         ):
@@ -186,7 +159,7 @@ class Admission:
             return
         wait_ms = self._turn_ms(self.line.num_tokens_ahead(ticket) + ticket.num_tokens)
         ttft_ms = decision.ttft_ms if isinstance(decision, Placement) else 0.0
-        check_late(targets, targets.late_ms(wait_ms + ttft_ms, now_s))
+        targets.check_late(targets.late_ms(wait_ms + ttft_ms, now_s))
 
     def _has_turn(self, ticket: Ticket, placement: Placement) -> bool:
         if ticket.is_again:
@@ -216,31 +189,6 @@ class Admission:
         return self._mean_duration_ms / self._limits.max_running
 
 
-def check_late(targets: Targets, late_ms: float) -> None:
-    """Raises:
-    ResourceExhausted: a first token would be late by so much.
-    """
-    if late_ms > 0:
-        raise ResourceExhausted(
-            f"the first token would come after about {(targets.ttft_ms or 0.0) + late_ms:.0f} ms; the target is "
-            f"{targets.ttft_ms:g} ms",
-            retry_after_ms=bounded_ms(late_ms),
-        )
-
-
-def within_targets(
-    wanted: PlacementRequest, snapshot: Snapshot, targets: Targets, now_s: float
-) -> PlacementRequest:
-    """What placement is to keep to. Nothing is kept out by speeds that nobody has measured."""
-    first_token_within_ms = -targets.late_ms(0.0, now_s) if targets.ttft_ms is not None else None
-    itl_within_ms = targets.itl_ms if targets.itl_ms is not None else math.inf
-    return replace(
-        wanted,
-        first_token_within_ms=first_token_within_ms if snapshot.prefill_is_measured else None,
-        itl_within_ms=itl_within_ms if snapshot.itl_is_measured else None,
-    )
-
-
 def least_queue_ms(workers: Sequence[WorkerView]) -> float:
     """What a prompt waits at the prefill worker with the least to do."""
     return min((worker.num_queued_tokens * worker.prefill_ms_per_token for worker in workers), default=0.0)
@@ -261,8 +209,3 @@ def refusal_error(refusal: Refusal) -> PdRelayError:
             )
         case _:
             return Unavailable(message, retry_after_ms=NO_WORKER_RETRY_MS)
-
-
-def bounded_ms(milliseconds: float) -> int:
-    """A retry hint."""
-    return round(min(max(milliseconds, MIN_RETRY_MS), MAX_RETRY_MS))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from pd_router.admission import Admission, Targets
+from pd_router.admission import Admission
 from pd_router.placement import Placement
 from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
+from pd_router.targets import Targets
 from pd_router.waiting_line import Ticket
 
 

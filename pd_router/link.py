@@ -24,7 +24,8 @@ from pd_router.link_state import TRANSITIONS, LinkState, Role, WorkerEndpoint
 from pd_router.pools import WorkerView
 from pd_router.prefix_index import PrefixIndex
 from pd_router.releases import ReleaseQueue
-from pd_router.worker_calls import LateAnswer, WorkerCalls
+from pd_router.renewals import Renewals
+from pd_router.worker_calls import WorkerCalls
 from pd_router.worker_load import WorkerLoad
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ CLOSE_TIMEOUT_S = 2.0
 NUM_TICKS = 8  # of silence in a row before a worker is lost
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
-MAX_JOURNEYS_A_RENEWAL = 5_000
 _WORKER_FAULTS = frozenset(
     {ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DATA_LOSS, ErrorCode.INTERNAL}
 )
@@ -105,7 +105,6 @@ class WorkerLink:
         self._index = index
         self._check = check
         self._on_change = on_change
-        self._gone_before: set[str] = set()
         self.calls = WorkerCalls(
             self.worker_id,
             channel,
@@ -236,7 +235,8 @@ class WorkerLink:
         self.info = info
         self.is_accepted = True
         self.view = None
-        loops = [self._follow_loads(), self._follow_cache(), self._renew(), self._watch_silence()]
+        renewals = Renewals(self, interval_s=self._renew_interval_s)
+        loops = [self._follow_loads(), self._follow_cache(), renewals.run(), self._watch_silence()]
         if self.role is Role.DECODE:
             loops.append(self._follow_tokens())
         await self._first_end(loops)
@@ -285,35 +285,6 @@ class WorkerLink:
             num_silent = 0 if self._heard else num_silent + 1
         raise Unavailable(f"worker {self.worker_id} has said nothing for {self._silence_s:g} s")
 
-    async def _renew(self) -> None:
-        """Keeps what journeys hold there, and finds those that the worker has lost.
-
-        A journey counts as gone when two renewals in a row say so: its end may be on its way in another stream.
-        """
-        while True:
-            await asyncio.sleep(self._renew_interval_s)
-            refs = [ref for p in list(self.passengers.values()) if (ref := p.renewable(self)) is not None]
-            with contextlib.suppress(LateAnswer):
-                self._gone_before = await self._renew_all(refs)
-
-    async def _renew_all(self, refs: list[pb.JourneyRef]) -> set[str]:
-        """Those that the worker says are gone, for the first time."""
-        gone: set[str] = set()
-        for start in range(0, len(refs), MAX_JOURNEYS_A_RENEWAL):
-            reply = await self.calls.renew(refs[start : start + MAX_JOURNEYS_A_RENEWAL])
-            for state in reply.states:
-                if state.state == "gone":
-                    self._note_gone(state.journey, gone)
-        return gone
-
-    def _note_gone(self, ref: pb.JourneyRef, gone: set[str]) -> None:
-        key = f"{ref.journey_id}/{ref.attempt}"
-        passenger = self.passengers.get(ref.journey_id)
-        if passenger is not None and key in self._gone_before:
-            passenger.on_gone(self, ref)
-        else:
-            gone.add(key)
-
     def _check_epoch(self, epoch: str) -> None:
         if epoch != self.epoch:
             raise Unavailable(f"worker {self.worker_id} has begun another life")
@@ -332,7 +303,6 @@ class WorkerLink:
         self.breaker = Breaker(self._random)
         self.load.note_lost()
         self.view = None
-        self._gone_before = set()
         self._move(state)
         for passenger in list(self.passengers.values()):
             passenger.on_lost(self, error)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
-from pd_router.admission import Targets
 from pd_router.attempt import Attempt, AttemptFailure
 from pd_router.costs import num_expected_tokens, num_uncached_tokens
 from pd_router.explanation import explain
@@ -21,6 +20,7 @@ from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.stream import Chunk
+from pd_router.targets import Targets
 from pd_router.waiting_line import Ticket
 from pd_router.wanted import PromptHashes, placement_request
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pd_engine.errors import InvalidArgument, ResourceExhausted
-from pd_router.admission import MAX_RETRY_MS, MIN_RETRY_MS, Targets, check_late
+from pd_router.targets import MAX_RETRY_MS, MIN_RETRY_MS, Targets
 from support.router_lab import RouterLab, eventually, router_lab, settings
 from support.toy_model import toy_generate
 
@@ -31,9 +31,9 @@ def test_what_would_be_late_is_refused_with_a_hint(
     targets = Targets(ttft_ms=1_000, begun_s=50.0)
     now_s = 50.0 + waited_ms / 1000
     with pytest.raises(ResourceExhausted, match=message) as caught:
-        check_late(targets, targets.late_ms(ttft_ms, now_s))
+        targets.check_late(targets.late_ms(ttft_ms, now_s))
     assert caught.value.retry_after_ms == retry_after_ms
-    check_late(targets, targets.late_ms(999.0 - waited_ms, now_s))
+    targets.check_late(targets.late_ms(999.0 - waited_ms, now_s))
 
 
 @pytest.fixture

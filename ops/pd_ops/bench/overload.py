@@ -15,10 +15,11 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import ResourceExhausted
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.placement_trace import ROOMY, SimulatedPrefill, TracedRequest
-from pd_router.admission import Admission, AdmissionLimits, Targets
+from pd_router.admission import Admission, AdmissionLimits
 from pd_router.costs import num_expected_tokens
 from pd_router.placement import Placement
 from pd_router.pools import PlacementRequest, Snapshot, WorkerView
+from pd_router.targets import Targets
 from pd_router.waiting_line import Ticket
 from pd_router.worker_load import WorkerLoad
 
