@@ -80,6 +80,16 @@ class RouterSettings(Section):
     grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
     served_model_name: str | None = Field(None, description="none: the last part of the model's path")
+    tls_cert: str | None = Field(
+        None, description="PEM file with the certificate chain of both doors, a full path; none: plain text"
+    )
+    tls_key: str | None = Field(None, description="PEM file with its key")
+    tls_client_ca: str | None = Field(
+        None, description="PEM file; clients then need a certificate that one of these has signed (mTLS)"
+    )
+    api_keys: str | None = Field(
+        None, description="JSON file of the API keys, a full path (docs/operating.md); none: nobody needs one"
+    )
     max_running_requests: int = Field(256, ge=1, description="requests on workers at most; more wait")
     max_waiting_requests: int = Field(
         256, ge=0,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from pd_engine.errors import InvalidArgument, PdRelayError, Unavailable
+from pd_engine.errors import InvalidArgument, Unavailable
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.settings import Settings
 from pd_engine.text.output import OutputText
 from pd_engine.text.tokenizer import Tokenizer
 from pd_router.admission import Admission, AdmissionLimits
+from pd_router.callers import ANYONE, Caller, CallerLimits
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
 from pd_router.known_requests import KnownRequests, RequestKey
@@ -21,14 +21,14 @@ from pd_router.metrics import Metrics
 from pd_router.placement import Placement, Refusal, place
 from pd_router.registry import Registry
 from pd_router.request import Request, Submission
+from pd_router.request_log import log_end
 from pd_router.runner import JourneyRunner
 from pd_router.running import RunningChoice, RunningRequest
 from pd_router.stream import Chunk, TokenStream
 from pd_router.wanted import PromptHashes, placement_request
 
-log = logging.getLogger(__name__)
-
 HANDOFF_MARGIN_S = 1.0
+STOPPING_RETRY_MS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +86,7 @@ class Dispatcher:
         self._known: KnownRequests[RunningRequest] = KnownRequests(
             keep_s=settings.request_keep_s, max_cost=settings.max_kept_tokens
         )
+        self._limits = CallerLimits()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
 
@@ -99,14 +100,18 @@ class Dispatcher:
         """Of them, those that wait in line for a worker."""
         return len(self._admission.line)
 
-    def admit(self, caller: str, request_id: str) -> None:
+    @property
+    def is_stopping(self) -> bool:
+        return self._draining
+
+    def admit(self, caller: Caller, request_id: str) -> None:
         """To be asked before work is spent on a request. One that is known is let in.
 
         Raises:
             ResourceExhausted: too many run; with a retry hint.
             Unavailable: the router is stopping.
         """
-        if self._known.get(RequestKey(caller, request_id), _now_s()) is None:
+        if self._known.get(RequestKey(caller.name, request_id), _now_s()) is None:
             self._admit(1)
 
     def _admit(self, num_choices: int) -> None:
@@ -120,7 +125,7 @@ class Dispatcher:
         self._admission.admit(self.num_running, num_choices)
 
     @contextlib.asynccontextmanager
-    async def run(self, submission: Submission, caller: str = "") -> AsyncIterator[RunningRequest]:
+    async def run(self, submission: Submission, caller: Caller = ANYONE) -> AsyncIterator[RunningRequest]:
         """The request, started, or found if its client has sent it before. When the last reader leaves this block
         before its end, it is cancelled; one that was to be resumable, after a while.
 
@@ -129,10 +134,10 @@ class Dispatcher:
             InvalidArgument: it has more choices than may ever run.
             ResourceExhausted, Unavailable: as `admit`.
         """
-        key = RequestKey(caller, submission.request_id)
+        key = RequestKey(caller.name, submission.request_id)
         running = self._known.find(key, submission.payload, _now_s())
         if running is None:
-            running = self._start(submission, key)
+            running = self._start(submission, key, caller)
         self._enter(running, submission)
         try:
             yield running
@@ -152,9 +157,9 @@ class Dispatcher:
         )
         return place(wanted, self._registry.snapshot(block_hashes))
 
-    def abort(self, request_id: str, caller: str = "") -> bool:
+    def abort(self, request_id: str, caller: Caller = ANYONE) -> bool:
         """Ends a caller's running request with finish reason "cancelled". False: none has that id."""
-        key = RequestKey(caller, request_id)
+        key = RequestKey(caller.name, request_id)
         running = self._known.get(key, _now_s())
         if running is None or running.ended:
             return False
@@ -193,9 +198,13 @@ class Dispatcher:
         self._known.forget(key, running)
         running.cancel()
 
-    def _start(self, submission: Submission, key: RequestKey) -> RunningRequest:
+    def _start(self, submission: Submission, key: RequestKey, caller: Caller) -> RunningRequest:
         self._admit(len(submission.choices))
-        running = RunningRequest(submission, [self._new_choice(request) for request in submission.choices])
+        num_prompt_tokens = sum(len(submission.choices[first].prompt_ids) for first in submission.firsts)
+        self._limits.admit(
+            caller, num_choices=len(submission.choices), num_prompt_tokens=num_prompt_tokens, now_s=_now_s()
+        )
+        running = RunningRequest(submission, caller, [self._new_choice(request) for request in submission.choices])
         self._known.add(key, submission.payload, running)
         for choice in running.choices:
             self._start_choice(running, choice, key)
@@ -216,7 +225,8 @@ class Dispatcher:
 
         def emit(chunk: Chunk) -> None:
             if chunk.index == 0:
-                self._metrics.note_first_token(now_s() - begun_s)
+                choice.first_token_s = now_s() - begun_s
+                self._metrics.note_first_token(choice.first_token_s)
             running.wake()
 
         runner = JourneyRunner(
@@ -247,24 +257,13 @@ class Dispatcher:
     ) -> None:
         request, journey = choice.request, choice.journey
         self._tasks.discard(task)
+        self._limits.note_end(running.caller, num_generated=len(journey.stream.tokens), now_s=_now_s())
         if running.ended:
             self._note_request_end(running, key)
         self._admission.note_end(seconds * 1000)
         self._metrics.note_end(journey, num_prompt_tokens=len(request.prompt_ids), seconds=seconds)
         running.wake()
-        log.info(
-            "request %s, choice %d, journey %s: %s after %d attempts, %d + %d tokens, %.1f ms%s",
-            request.request_id,
-            request.choice,
-            journey.journey_id,
-            journey.state.value,
-            journey.attempt,
-            len(request.prompt_ids),
-            len(journey.stream.tokens),
-            seconds * 1000,
-            _why(journey.error),
-        )
-
+        log_end(running, choice, seconds=seconds)
 
     def _note_request_end(self, running: RunningRequest, key: RequestKey) -> None:
         if running.submission.payload and running.succeeded:
@@ -278,8 +277,4 @@ def _now_s() -> float:
 
 
 def _stopping() -> Unavailable:
-    return Unavailable("this router is stopping")
-
-
-def _why(error: PdRelayError | None) -> str:
-    return f": {error.message}" if error is not None else ""
+    return Unavailable("this router is stopping", retry_after_ms=STOPPING_RETRY_MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -16,6 +16,7 @@ from pd_engine.sampling.params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRI
 from pd_engine.sequence import SampledToken, TokenLogprobs
 from pd_engine.text.chat import ChatMessage
 from pd_engine.text.defaults import SamplingFields
+from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher
 from pd_router.placement_report import report_message
 from pd_router.request import MAX_MESSAGES, PlacementWish, Preparer, Prompt, RawRequest, TextPrompt
@@ -25,12 +26,14 @@ from pd_router.stream import Chunk
 
 SERVICE_NAME = api.DESCRIPTOR.services_by_name["PdRelay"].full_name
 MAX_ABORTS = 10_000
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
 Context = ServicerContext[Any, Any]
 
 
 class PdRelayService(api_pb2_grpc.PdRelayServicer):
-    def __init__(self, dispatcher: Dispatcher, preparer: Preparer, status: Status) -> None:
+    def __init__(self, dispatcher: Dispatcher, preparer: Preparer, status: Status, callers: Callers) -> None:
+        self._callers = callers
         self._dispatcher = dispatcher
         self._preparer = preparer
         self._status = status
@@ -38,9 +41,10 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
     async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
         check_counts(request, self._preparer)
         check_known_fields(request)
-        self._dispatcher.admit("", request.request_id)
-        prepared = await self._preparer.prepare(parse_request(request))
-        async with self._dispatcher.run(prepared) as running:
+        caller = self._callers.of(authorization(context.invocation_metadata()))
+        self._dispatcher.admit(caller, request.request_id)
+        prepared = await self._preparer.prepare(parse_request(request), caller.name)
+        async with self._dispatcher.run(prepared, caller) as running:
             async for update in running.updates(prepared.resume_from):
                 if update.chunk is not None and request.stream:
                     response = api.GenerateResponse(request_id=prepared.request_id)
@@ -60,7 +64,8 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         check_known_fields(request)
         if len(request.request_ids) > MAX_ABORTS:
             raise InvalidArgument(f"at most {MAX_ABORTS} request_ids are allowed, got {len(request.request_ids)}")
-        unknown = [request_id for request_id in request.request_ids if not self._dispatcher.abort(request_id)]
+        caller = self._callers.of(authorization(context.invocation_metadata()))
+        unknown = [one for one in request.request_ids if not self._dispatcher.abort(one, caller)]
         return api.AbortResponse(unknown_request_ids=unknown)
 
     async def GetModelInfo(self, request: api.GetModelInfoRequest, context: Context) -> api.GetModelInfoResponse:
@@ -74,6 +79,24 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
     async def GetLoads(self, request: api.GetLoadsRequest, context: Context) -> api.GetLoadsResponse:
         check_known_fields(request)
         return self._status.loads()
+
+
+def authorization(metadata: Any) -> str | None:
+    """Of a call's metadata, pairs of key and value."""
+    for key, value in metadata or ():
+        if key == "authorization":
+            return value if isinstance(value, str) else None
+    return None
+
+
+def authorizer(callers: Callers) -> Callable[[str, Any], None]:
+    """For a server's calls: all but health need a key, where there are keys."""
+
+    def authorize(path: str, metadata: Any) -> None:
+        if not path.startswith(HEALTH_PREFIX):
+            callers.of(authorization(metadata))
+
+    return authorize
 
 
 def check_counts(request: api.GenerateRequest, preparer: Preparer) -> None:

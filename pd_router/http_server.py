@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from pd_engine.errors import InvalidArgument
+from pd_router.tls import Tls
 
 MAX_HEADER_BYTES = 64 * 1024
 CLOSE_TIMEOUT_S = 1
@@ -25,11 +27,14 @@ class _QuietServer(uvicorn.Server):
 
 
 class HttpServer:
-    def __init__(self, app: ASGIApp, host: str, port: int, *, shares_port: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, shares_port: bool = False, tls: Tls | None = None
+    ) -> None:
         """Listens at once, so that an address in use is found here.
 
         Args:
             shares_port: whether another process of this user that says so too may listen on the same port.
+            tls: None: plain text.
 
         Raises:
             InvalidArgument: the address cannot be bound.
@@ -45,6 +50,10 @@ class HttpServer:
             ws="none",
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
+            ssl_ca_certs=None if tls is None else tls.client_ca,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if tls is not None and tls.client_ca is not None else ssl.CERT_NONE,
         )
         self._server = _QuietServer(config)
         self._task: asyncio.Task[None] | None = None

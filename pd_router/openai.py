@@ -1,4 +1,4 @@
-"""The HTTP door: OpenAI's completions and chat completions, models, health and metrics.
+"""The HTTP door: OpenAI's completions and chat completions, models, tokenization, health and metrics.
 
 A request that is refused before its first token gets an HTTP status; one that fails after it, an error event in its
 stream. A client that goes away ends its request.
@@ -14,37 +14,45 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from pd_engine.errors import NotFound
+from pd_engine.text.defaults import check_ids
 from pd_router.body_bounds import BodyBounds
+from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher
+from pd_router.http_access import HttpAccess, caller_of
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
-from pd_router.openai_body import ChatBody, CompletionBody, OpenAIBody, parse_body
+from pd_router.openai_body import ChatBody, CompletionBody, Strict, parse_body
 from pd_router.openai_errors import add_error_handlers
 from pd_router.openai_reply import ChatFormat, CompletionFormat, ReplyFormat
 from pd_router.openai_stream import EventStream, drain, reply_events, unless_gone
 from pd_router.registry import Registry
 from pd_router.request import Preparer
+from pd_router.tokenize_body import DetokenizeBody, TokenizeBody
 
 
 class HttpDoor:
     """Everything behind the routes. `app` is the ASGI application."""
 
     def __init__(
-        self, *, dispatcher: Dispatcher, preparer: Preparer, model: ModelInfo, registry: Registry, metrics: Metrics
+        self, *, dispatcher: Dispatcher, preparer: Preparer, model: ModelInfo, registry: Registry, metrics: Metrics,
+        callers: Callers,
     ) -> None:
         self._dispatcher = dispatcher
         self._preparer = preparer
         self._model = model
         self._registry = registry
         self._metrics = metrics
-        self.app = FastAPI(title="pd-relay", docs_url=None, redoc_url=None)
+        self._routes = FastAPI(title="pd-relay", docs_url=None, redoc_url=None)
         self._add_routes()
+        self.app = HttpAccess(self._routes, callers)
 
     def _add_routes(self) -> None:
-        app = self.app
-        bodies: tuple[tuple[str, Any, type[CompletionBody] | type[ChatBody]], ...] = (
+        app = self._routes
+        bodies: tuple[tuple[str, Any, type[Strict]], ...] = (
             ("/v1/completions", self.completions, CompletionBody),
             ("/v1/chat/completions", self.chat_completions, ChatBody),
+            ("/tokenize", self.tokenize, TokenizeBody),
+            ("/detokenize", self.detokenize, DetokenizeBody),
         )
         for path, endpoint, body in bodies:
             schema = {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}}}
@@ -66,6 +74,26 @@ class HttpDoor:
         body = parse_body(ChatBody, await self._read(http))
         return await self._answer(http, body, ChatFormat)
 
+    async def tokenize(self, http: HttpRequest) -> Response:
+        body = parse_body(TokenizeBody, await self._read(http))
+        self._check_model(body.model)
+        prompt, is_chat = body.to_tokenize()
+        ids = await self._preparer.tokenize(prompt, is_chat=is_chat)
+        decode = self._model.tokenizer.decode
+        reply = {
+            "count": len(ids),
+            "max_model_len": self._model.limits(self._registry).max_context_length,
+            "tokens": ids,
+            "token_strs": [decode([token_id]) for token_id in ids] if body.return_token_strs else None,
+        }
+        return JSONResponse(reply)
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        body = parse_body(DetokenizeBody, await self._read(http))
+        self._check_model(body.model)
+        check_ids("tokens", body.tokens, self._model.config.vocab_size)
+        return JSONResponse({"prompt": self._model.tokenizer.decode(body.tokens)})
+
     async def models(self) -> Response:
         limits = self._model.limits(self._registry)
         entry = {
@@ -78,7 +106,9 @@ class HttpDoor:
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def health(self) -> Response:
-        """200 while both pools have a ready worker."""
+        """200 while both pools have a ready worker and the router takes requests."""
+        if self._dispatcher.is_stopping:
+            return JSONResponse({"status": "stopping"}, status_code=503)
         serving = self._registry.serving
         return JSONResponse({"status": "ok" if serving else "no workers"}, status_code=200 if serving else 503)
 
@@ -91,9 +121,10 @@ class HttpDoor:
     async def _answer(
         self, http: HttpRequest, body: CompletionBody | ChatBody, format_type: type[ReplyFormat]
     ) -> Response:
-        self._check_model(body)
-        self._dispatcher.admit("", body.request_id or "")
-        request = await self._preparer.prepare(body.request())
+        self._check_model(body.model)
+        caller = caller_of(http)
+        self._dispatcher.admit(caller, body.request_id or "")
+        request = await self._preparer.prepare(body.request(), caller.name)
         replies = format_type(
             request,
             self._model.tokenizer,
@@ -102,7 +133,7 @@ class HttpDoor:
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
         )
         async with AsyncExitStack() as stack:
-            running = await stack.enter_async_context(self._dispatcher.run(request))
+            running = await stack.enter_async_context(self._dispatcher.run(request, caller))
             updates = running.updates(request.resume_from)
             if not body.stream:
                 await unless_gone(http, drain(running, updates))
@@ -129,6 +160,6 @@ class HttpDoor:
         bounds.check_num_values(data)
         return data
 
-    def _check_model(self, body: OpenAIBody) -> None:
-        if body.model not in (None, self._model.served_name, str(self._model.path)):
-            raise NotFound(f"the model {body.model[:64]!r} is not served here, only {self._model.served_name!r}")
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model not in (self._model.served_name, str(self._model.path)):
+            raise NotFound(f"the model {model[:64]!r} is not served here, only {self._model.served_name!r}")

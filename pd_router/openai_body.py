@@ -38,18 +38,18 @@ NEUTRAL_VALUES: dict[str, list[Any]] = {
     "skip_special_tokens": [True],
 }
 
-Body = TypeVar("Body", bound="OpenAIBody")
+Body = TypeVar("Body", bound="Strict")
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class OpenAIBody(_Strict):
+class OpenAIBody(Strict):
     """What both kinds have."""
 
     model: str | None = Field(None, description="the served model's name; absent: that one")
@@ -154,7 +154,7 @@ class CompletionBody(OpenAIBody):
         )
 
 
-class Message(_Strict):
+class Message(Strict):
     role: str
     content: Any = Field(description="text, or a list of parts of type text")
     name: str | None = Field(None, description="taken and not used")

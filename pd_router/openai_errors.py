@@ -43,7 +43,7 @@ def error_body(error: PdRelayError) -> Json:
     }
 
 
-def _error_response(error: PdRelayError) -> Response:
+def error_response(error: PdRelayError) -> Response:
     headers = {}
     if error.retry_after_ms is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))
@@ -52,7 +52,7 @@ def _error_response(error: PdRelayError) -> Response:
 
 async def _on_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, PdRelayError)
-    return _error_response(error)
+    return error_response(error)
 
 
 async def _on_http_error(http: HttpRequest, error: Exception) -> Response:
@@ -66,4 +66,4 @@ async def _on_http_error(http: HttpRequest, error: Exception) -> Response:
 async def _on_bug(http: HttpRequest, error: Exception) -> Response:
     incident = secrets.token_hex(4)
     log.error("incident %s in %s", incident, http.url.path, exc_info=error)
-    return _error_response(Internal(f"internal error (incident {incident}; the server's log has the details)"))
+    return error_response(Internal(f"internal error (incident {incident}; the server's log has the details)"))

@@ -140,10 +140,15 @@ class Preparer:
         self._defaults = defaults
         self._limits = limits
 
-    async def prepare(self, raw: RawRequest) -> Submission:
-        """Raises:
-        InvalidArgument: something in the request is out of range, malformed or too long.
+    async def prepare(self, raw: RawRequest, caller: str = "") -> Submission:
+        """Args:
+            caller: whose API key came with it, if keys are needed: then it is the user, whatever the request says.
+
+        Raises:
+            InvalidArgument: something in the request is out of range, malformed or too long.
         """
+        if caller:
+            raw = replace(raw, user=caller)
         request_id = _check_request_id(raw.request_id) if raw.request_id else new_request_id()
         if len(raw.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgument(f"cache_salt has at most {MAX_SALT_CHARS} characters, got {len(raw.cache_salt)}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pd_engine.errors import InvalidArgument, PdRelayError
 from pd_engine.sequence import FinishReason, SampledToken
+from pd_router.callers import Caller
 from pd_router.journey import HandoffReport, Journey, JourneyState
 from pd_router.placement import Placement
 from pd_router.request import Request, Submission
@@ -42,11 +43,12 @@ class Update:
 
 @dataclass(slots=True)
 class RunningChoice:
-    """`task` runs the journey; None before it has begun."""
+    """`task` runs the journey; None before it has begun. `first_token_s`: from then to the first token; None before."""
 
     request: Request
     journey: Journey
     task: asyncio.Task[None] | None = None
+    first_token_s: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -83,8 +85,9 @@ class RunningChoice:
 class RunningRequest:
     """Anyone may read `updates`; it is forgotten by itself."""
 
-    def __init__(self, submission: Submission, choices: Sequence[RunningChoice]) -> None:
+    def __init__(self, submission: Submission, caller: Caller, choices: Sequence[RunningChoice]) -> None:
         self.submission = submission
+        self.caller = caller
         self.choices = tuple(choices)
         self.num_readers = 0
         self.resumable = False

@@ -14,8 +14,9 @@ from pd_engine.contracts import api_pb2, api_pb2_grpc
 from pd_engine.service.client import connect
 from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 from pd_engine.settings import Settings
+from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher, DispatchSettings
-from pd_router.grpc_door import SERVICE_NAME, PdRelayService
+from pd_router.grpc_door import SERVICE_NAME, PdRelayService, authorizer
 from pd_router.http_server import HttpServer
 from pd_router.link_state import WorkerEndpoint
 from pd_router.message_bounds import MessageBounds
@@ -26,6 +27,7 @@ from pd_router.prefix_index import PrefixIndex
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.status import Status
+from pd_router.tls import Tls
 
 __all__ = ["Router", "RouterAddresses", "WorkerEndpoint"]
 
@@ -60,6 +62,8 @@ class Router:
         self._secret = secret
         self._shares_ports = shares_ports
         self._model = ModelInfo.load(settings)
+        self._tls = Tls.of(settings.router)
+        self._callers = Callers.load(settings.router.api_keys)
         self._started = False
 
     async def start(self) -> RouterAddresses:
@@ -93,7 +97,8 @@ class Router:
         self._grpc, grpc_port = await self._open_grpc(host)
         try:
             self._http = HttpServer(
-                self._http_door().app, host, self._settings.router.http_port, shares_port=self._shares_ports
+                self._http_door().app, host, self._settings.router.http_port,
+                shares_port=self._shares_ports, tls=self._tls,
             )
         except BaseException:
             await self._grpc.stop(None)
@@ -147,17 +152,23 @@ class Router:
             max_context_length=self._model.max_context_length,
             max_token_chars=self._model.tokenizer.max_token_chars,
         )
-        server = build_server(secret=None, bounds=bounds, shares_port=self._shares_ports)
+        server = build_server(
+            secret=None, bounds=bounds, shares_port=self._shares_ports, authorize=authorizer(self._callers)
+        )
         status = Status(
             self._model,
             self._registry,
             settings=self._settings,
             num_running=lambda: self._dispatcher.num_running,
         )
-        api_pb2_grpc.add_PdRelayServicer_to_server(PdRelayService(self._dispatcher, self._preparer, status), server)
+        service = PdRelayService(self._dispatcher, self._preparer, status, self._callers)
+        api_pb2_grpc.add_PdRelayServicer_to_server(service, server)
         self._health = Health(server, [SERVICE_NAME])
         add_reflection(server, [SERVICE_NAME])
-        port = bind(server, host, self._settings.router.grpc_port)
+        port = bind(
+            server, host, self._settings.router.grpc_port,
+            None if self._tls is None else self._tls.grpc_credentials(),
+        )
         await server.start()
         await self._health.set_serving(False)
         return server, port
@@ -172,6 +183,7 @@ class Router:
             model=self._model,
             registry=self._registry,
             metrics=self._metrics,
+            callers=self._callers,
         )
 
     async def _follow_health(self) -> None:

@@ -12,7 +12,8 @@ import grpc
 
 from pd_engine.contracts import api_pb2, api_pb2_grpc
 from pd_engine.errors import FailedPrecondition, InvalidArgument, PdRelayError, Unavailable
-from pd_engine.service.client import connect, typed_error
+from pd_engine.service.client import typed_error
+from pd_ops.client_access import ClientAccess
 from pd_ops.cluster.ray_runtime import LOOPBACK
 from pd_ops.cluster.state_file import ClusterState, Phase, read_state
 from pd_ops.latency import StreamTiming
@@ -135,8 +136,12 @@ async def _typed(call: Awaitable[T]) -> T:
 
 @asynccontextmanager
 async def router_client(address: str) -> AsyncIterator[RouterClient]:
-    """A client of the router at "host:port"."""
-    async with connect(address, secret=None) as channel:
+    """A client of the router at "host:port", with what the environment says of access (`client_access`).
+
+    Raises:
+        InvalidArgument: that is wrong.
+    """
+    async with ClientAccess.from_environment().connect(address) as channel:
         yield RouterClient(channel, address)
 
 

@@ -34,15 +34,20 @@ _TOO_LONG = ("CLIENT: Sent message larger than max", "SERVER: Received message l
 
 
 def connect(
-    address: str, secret: str | None, *, keepalive_timeout_ms: int = KEEPALIVE_TIMEOUT_MS
+    address: str, secret: str | None, *, keepalive_timeout_ms: int = KEEPALIVE_TIMEOUT_MS,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> grpc.aio.Channel:
     """A channel to "host:port"; it connects with the first call and reconnects by itself. Close it when done.
 
     Args:
         keepalive_timeout_ms: how long the other side may take to answer a ping before the connection counts as cut.
+        credentials: for TLS; None: plain text.
     """
     options = [*CHANNEL_OPTIONS, ("grpc.keepalive_timeout_ms", keepalive_timeout_ms)]
-    channel = grpc.aio.insecure_channel(address, options=options)
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(address, credentials, options=options)
     return channel if secret is None else SecretChannel(channel, secret)
 
 
@@ -81,26 +86,26 @@ def typed_error(error: grpc.RpcError) -> PdRelayError:
     return typed
 
 
-class SecretChannel(grpc.aio.Channel):
-    """A channel whose every call carries the cluster secret. (Client interceptors would cost a task a call.)"""
+class MetadataChannel(grpc.aio.Channel):
+    """A channel whose every call carries some metadata. (Client interceptors would cost a task a call.)"""
 
-    def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
         self._channel = channel
-        self._metadata = secret_metadata(secret)
+        self._metadata = metadata
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_secret(self._channel.unary_unary(*args, **kwargs))
+        return self._with_metadata(self._channel.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_secret(self._channel.unary_stream(*args, **kwargs))
+        return self._with_metadata(self._channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_secret(self._channel.stream_unary(*args, **kwargs))
+        return self._with_metadata(self._channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_secret(self._channel.stream_stream(*args, **kwargs))
+        return self._with_metadata(self._channel.stream_stream(*args, **kwargs))
 
-    def _with_secret(self, multicallable: Any) -> Any:
+    def _with_metadata(self, multicallable: Any) -> Any:
         def call(*args: Any, metadata: Any = None, **kwargs: Any) -> Any:
             return multicallable(*args, metadata=(*(metadata or ()), *self._metadata), **kwargs)
 
@@ -125,3 +130,10 @@ class SecretChannel(grpc.aio.Channel):
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class SecretChannel(MetadataChannel):
+    """A channel whose every call carries the cluster secret."""
+
+    def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
+        super().__init__(channel, secret_metadata(secret))

@@ -47,7 +47,8 @@ class RequestBounds(Protocol):
 
 
 def build_server(
-    *, secret: str | None, bounds: RequestBounds | None = None, shares_port: bool = False
+    *, secret: str | None, bounds: RequestBounds | None = None, shares_port: bool = False,
+    authorize: Callable[[str, Any], None] | None = None,
 ) -> grpc.aio.Server:
     """A server without services and ports, of the event loop that runs.
 
@@ -55,13 +56,14 @@ def build_server(
         secret: every call must carry it; None for a public door, which has its own way to authenticate.
         bounds: of requests; None: those that gRPC's options set.
         shares_port: whether another process of this user that says so too may listen on the same port.
+        authorize: called with each call's path and metadata before its request is read; raises `Unauthenticated`.
     """
     options = dict(SERVER_OPTIONS)
     if shares_port:
         options["grpc.so_reuseport"] = 1
     if bounds is not None:
         options["grpc.max_receive_message_length"] = bounds.max_bytes
-    return grpc.aio.server(interceptors=[BoundaryInterceptor(secret, bounds)], options=list(options.items()))
+    return grpc.aio.server(interceptors=[BoundaryInterceptor(secret, bounds, authorize)], options=list(options.items()))
 
 
 def host_port(host: str, port: int) -> str:
@@ -69,14 +71,20 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Listens on host:port (0: any free port) and returns the port.
+def bind(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> int:
+    """Listens on host:port (0: any free port) and returns the port; in plain text without credentials.
 
     Raises:
         InvalidArgument: the address cannot be bound, such as one that is in use.
     """
     try:
-        bound = server.add_insecure_port(host_port(host, port))
+        address = host_port(host, port)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise InvalidArgument(f"cannot listen on {host}:{port}: {error}") from None
     if bound == 0:
@@ -109,9 +117,13 @@ def add_reflection(server: grpc.aio.Server, service_names: Collection[str]) -> N
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):
     """Checks the secret before a servicer sees the call, and turns what escapes a servicer into a status."""
 
-    def __init__(self, secret: str | None, bounds: RequestBounds | None = None) -> None:
+    def __init__(
+        self, secret: str | None, bounds: RequestBounds | None = None,
+        authorize: Callable[[str, Any], None] | None = None,
+    ) -> None:
         self._secret = secret
         self._bounds = bounds
+        self._authorize = authorize
 
     async def intercept_service(
         self,
@@ -121,13 +133,21 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None  # gRPC answers UNIMPLEMENTED
-        allowed = self._secret is None or metadata_has_secret(
-            handler_call_details.invocation_metadata, self._secret
-        )
-        return _wrap(handler, handler_call_details.method, allowed, self._bounds)
+        refusal = self._refusal(handler_call_details)
+        return _wrap(handler, handler_call_details.method, refusal, self._bounds)
+
+    def _refusal(self, details: grpc.HandlerCallDetails) -> Unauthenticated | None:
+        if self._secret is not None and not metadata_has_secret(details.invocation_metadata, self._secret):
+            return Unauthenticated("this call needs the cluster secret")
+        try:
+            if self._authorize is not None:
+                self._authorize(details.method, details.invocation_metadata)
+        except Unauthenticated as error:
+            return error
+        return None
 
 
-def _wrap(handler: Any, method: str, allowed: bool, bounds: RequestBounds | None) -> Any:
+def _wrap(handler: Any, method: str, refusal: Unauthenticated | None, bounds: RequestBounds | None) -> Any:
     kinds = {
         (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
         (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
@@ -136,11 +156,11 @@ def _wrap(handler: Any, method: str, allowed: bool, bounds: RequestBounds | None
     }
     kind, build = kinds[handler.request_streaming, handler.response_streaming]
     behavior = getattr(handler, kind)
-    guarded = behavior if allowed else _refusal(handler.response_streaming)
+    guarded = behavior if refusal is None else _refuse(refusal, handler.response_streaming)
     guard = _guard_stream if inspect.isasyncgenfunction(guarded) else _guard_call
     return build(
         guard(guarded, method),
-        request_deserializer=_lenient(handler.request_deserializer, method, bounds) if allowed else _unread,
+        request_deserializer=_lenient(handler.request_deserializer, method, bounds) if refusal is None else _unread,
         response_serializer=handler.response_serializer,
     )
 
@@ -182,14 +202,12 @@ def _check_parsed(request: Any) -> None:
         raise request.error
 
 
-def _refusal(streaming: bool) -> Callable[[Any, Context], Any]:
-    message = "this call needs the cluster secret"
-
+def _refuse(refusal: Unauthenticated, streaming: bool) -> Callable[[Any, Context], Any]:
     async def refuse(request: Any, context: Context) -> Any:
-        raise Unauthenticated(message)
+        raise refusal
 
     async def refuse_stream(request: Any, context: Context) -> AsyncIterator[Any]:
-        raise Unauthenticated(message)
+        raise refusal
         yield  # makes it a generator
 
     return refuse_stream if streaming else refuse

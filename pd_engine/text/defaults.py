@@ -106,7 +106,7 @@ def check_prompt(prompt_ids: Sequence[int], limits: ModelLimits) -> None:
     if not prompt_ids:
         raise InvalidArgument("the prompt must have at least one token")
     check_num_tokens(len(prompt_ids), limits)
-    _check_ids("prompt token ids", prompt_ids, limits.vocab_size)
+    check_ids("prompt token ids", prompt_ids, limits.vocab_size)
 
 
 def resolve_sampling(
@@ -134,8 +134,8 @@ def resolve_sampling(
             f"max_tokens must be at most {room} after a prompt of {num_prompt_tokens} tokens, as {limits.context_name} "
             f"has {limits.max_context_length}, got {shown(fields.max_tokens)}"
         )
-    _check_ids("stop_token_ids", fields.stop_token_ids, limits.vocab_size)
-    _check_ids("token ids of logit_bias", [token for token, _ in fields.logit_bias], limits.vocab_size)
+    check_ids("stop_token_ids", fields.stop_token_ids, limits.vocab_size)
+    check_ids("token ids of logit_bias", [token for token, _ in fields.logit_bias], limits.vocab_size)
     max_tokens = fields.max_tokens
     return _combine(
         fields,
@@ -176,7 +176,10 @@ def _first(asked: T | None, default: T | None, ours: T) -> T:
     return ours if default is None else default
 
 
-def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+def check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises:
+    InvalidArgument: one is outside the vocabulary.
+    """
     if not token_ids:
         return
     worst = max(token_ids) if min(token_ids) >= 0 else min(token_ids)

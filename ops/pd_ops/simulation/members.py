@@ -16,6 +16,7 @@ from pd_ops.simulation.calls import MemoryChannel
 from pd_ops.simulation.network import Network
 from pd_ops.simulation.process import Process
 from pd_ops.simulation.server import MemoryServer, Witness
+from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher, DispatchSettings
 from pd_router.grpc_door import PdRelayService
 from pd_router.link_state import WorkerEndpoint
@@ -122,7 +123,8 @@ class SimulatedRouter:
         status = Status(
             model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running
         )
-        api_pb2_grpc.add_PdRelayServicer_to_server(PdRelayService(self.dispatcher, preparer, status), server)
+        service = PdRelayService(self.dispatcher, preparer, status, Callers([]))
+        api_pb2_grpc.add_PdRelayServicer_to_server(service, server)
         server.add_insecure_port(address_of(self.process.name))
         await self.registry.set_workers(workers)
         await server.start()

@@ -1,0 +1,36 @@
+"""One line of JSON for each choice that has ended, without what was asked or answered."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from pd_router.running import RunningChoice, RunningRequest
+
+log = logging.getLogger(__name__)
+
+
+def log_end(running: RunningRequest, choice: RunningChoice, *, seconds: float) -> None:
+    """`seconds`: from its start. Of the key there is the name only."""
+    if not log.isEnabledFor(logging.INFO):
+        return
+    request, journey = choice.request, choice.journey
+    placement = journey.handoff
+    line = {
+        "request_id": request.request_id,
+        "choice": request.choice,
+        "key": running.caller.name or None,
+        "journey": journey.journey_id,
+        "end": journey.state.value,
+        "attempts": journey.attempt,
+        "prompt_tokens": len(request.prompt_ids),
+        "cached_tokens": journey.num_cached_tokens,
+        "completion_tokens": len(journey.stream.tokens),
+        "prefill_worker": None if placement is None else placement.prefill_worker,
+        "decode_worker": None if placement is None else placement.decode_worker,
+        "first_token_ms": None if choice.first_token_s is None else round(choice.first_token_s * 1000, 1),
+        "ms": round(seconds * 1000, 1),
+        "error": None if journey.error is None else journey.error.code.value,
+        "message": None if journey.error is None else journey.error.message,
+    }
+    log.info("%s", json.dumps(line))
