@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from kv_transfer.journey import JourneyKey
+from kv_transfer.journey import JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing
-from kv_transfer.source import HandoffSource
+from kv_transfer.source import OnEnd
 from kv_transfer.source_state import SourceEnd
 from pd_engine.cache.blocks import BlockPool
-from pd_engine.cache.layout import ComponentKind
+from pd_engine.cache.layout import CacheLayout, ComponentKind
 from pd_engine.cache.prefix import PrefixCache
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import AlreadyExists, InvalidArgument
@@ -81,6 +82,24 @@ class Hold:
     token: str
 
 
+class PinningSource(Protocol):
+    """What a holder needs of a `HandoffSource`."""
+
+    @property
+    def layout(self) -> CacheLayout: ...
+
+    def has_journey(self, journey_id: str) -> bool: ...
+
+    def begin(
+        self, key: JourneyKey, *, block_ids: Sequence[int], num_tokens: int, num_held_blocks: int, lease_ms: int,
+        on_end: OnEnd, is_renewable: bool,
+    ) -> SourceInfo: ...
+
+    def publish(self, key: JourneyKey, component: int, num_valid_tokens: int) -> None: ...
+
+    def finish(self, key: JourneyKey, closing: Closing) -> None: ...
+
+
 class PrefixHolder:
     """All prefixes that this worker holds for others. Belongs to the event loop's thread.
 
@@ -93,7 +112,7 @@ class PrefixHolder:
     """
 
     def __init__(
-        self, source: HandoffSource, pool: BlockPool, cache: PrefixCache | None, *, with_mtp: bool,
+        self, source: PinningSource, pool: BlockPool, cache: PrefixCache | None, *, with_mtp: bool,
         settings: TransferSettings,
     ) -> None:
         layout = source.layout

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from kv_transfer.source_state import MARGIN_S
 from support import handoff_network as network
+from support.handoff_prefixes import MAX_HOLDS
 from support.handoff_sides import Destination, Source
 from support.handoff_world import LEASE_S, World
 
@@ -42,10 +45,14 @@ def drain(world: World) -> None:
 
 def _check_pins(world: World, source: Source) -> None:
     live = set(source.book.live_keys())
+    source.cache.check_integrity()
+    assert len(source.holds) <= MAX_HOLDS and set(source.holds) <= live
+    assert source.holder.num_pinned_blocks == sum(len(source.blocks[key]) for key in source.holds)
     assert live == set(source.blocks), "pins and blocks differ"
     for key, blocks in source.blocks.items():
         handoff = source.book.get(key)
         assert handoff is not None and handoff.deadline_s > world.now_s - 1e-9, f"{key} has outlived its lease"
+        assert handoff.deadline_s <= handoff.last_deadline_s, f"the pins of {key} were made longer"
         assert all(key.owner in source.pool.owners(block) for block in blocks)
 
 
@@ -55,6 +62,8 @@ def _check_leases(world: World, destination: Destination) -> None:
     for key in destination.book.live_keys():
         lease = destination.book.get(key)
         assert lease is not None and lease.deadline_s > world.now_s - 1e-9, f"{key} has outlived its deadline"
+        until_s = world.held_until_s.get(key, math.inf)
+        assert not lease.is_prefix or lease.deadline_s <= until_s + 1e-3, f"{key} counts on pins that may have ended"
         assert all(key.owner in destination.pool.owners(block) for block in lease.block_ids)
         for block in lease.block_ids[lease.num_held_blocks :]:
             assert destination.pool.owners(block) == (key.owner,), f"{key} shares block {block}"

@@ -17,9 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kv_transfer.journey import JourneyKey
 from pd_engine.cache.layout import CacheLayout
 from support import handoff_network as network
+from support import handoff_prefixes as prefixes
 from support.handoff_checks import check, drain
-from support.handoff_prompt import PAGED
-from support.handoff_sides import Parts, Transfer
+from support.handoff_prompt import PAGED, Prompt
+from support.handoff_sides import Parts, Source, Transfer
 from support.handoff_world import LEASE_S, World
 
 INDEX = st.integers(0, 1 << 16)
@@ -27,7 +28,7 @@ MAX_TOKENS = 22
 MAX_LIVE = 5
 PROGRESS = {
     "place": 3, "compute": 4, "prompt": 2, "deliver": 10, "fetch": 8, "copy": 3, "finish": 4, "commit": 3, "rush": 0.3,
-    "sequences_end": 2,
+    "sequences_end": 2, "keep": 1, "hold": 2, "pull_held": 3,
 }
 TROUBLE = {
     "place_again": 0.4, "repeat": 1, "end_early": 0.2, "cut": 0.2, "steal": 1, "damage": 1, "fail": 0.4, "quiesce": 3,
@@ -144,6 +145,12 @@ class HandoffMachine(RuleBasedStateMachine):
     def _targets(self, action: str) -> list[Any]:
         world = self.world
         match action:
+            case "keep":
+                return world.sources
+            case "hold":
+                return world.kept
+            case "pull_held":
+                return world.held
             case "compute" | "prompt" | "end_early":
                 return [job for source in world.sources for job in source.jobs.values()]
             case "deliver" | "rush" | "cut" | "steal":
@@ -155,7 +162,8 @@ class HandoffMachine(RuleBasedStateMachine):
             case "commit" | "commit_twice":
                 return world.commits
             case "abort" | "place_again":
-                return [key for destination in world.destinations for key in destination.book.live_keys()]
+                live = [key for destination in world.destinations for key in destination.book.live_keys()]
+                return [key for key in live if action == "abort" or key not in world.held_until_s]
             case "repeat" | "release" | "router_renews":
                 return list(self.attempts)
             case "stranger" | "strangers_leave":
@@ -178,6 +186,9 @@ class HandoffMachine(RuleBasedStateMachine):
             "commit": lambda: network.deliver_commit(world, number),
             "rush": lambda: network.rush(world, target),
             "sequences_end": lambda: [world.end_running(target, key) for key in list(target.running)],
+            "keep": lambda: self._keep(target, index),
+            "hold": lambda: self._hold(*target, index),
+            "pull_held": lambda: prefixes.pull(world, target),
             "place_again": lambda: self._place_again(target, index),
             "repeat": lambda: self._repeat_old_calls(target, index),
             "end_early": lambda: world.close(target, ends_request=True),
@@ -226,6 +237,23 @@ class HandoffMachine(RuleBasedStateMachine):
             assert again is None or again is known[1], f"{key}: a repeated reserve gave another lease"
         self.world.pull(key)
         self.world.begin(key, index % 2)
+
+    def _keep(self, source: Source, index: int) -> None:
+        """A prompt of its own, or one that is under way somewhere."""
+        known = list(self.world.prompts.values()) if index % 2 else []
+        if known:
+            prompt = known[index % len(known)]
+        else:
+            prompt = self.world.prompts[self.world.new_journey(1 + index % MAX_TOKENS)]
+        prefixes.keep(self.world, source, prompt)
+
+    def _hold(self, source: Source, prompt: Prompt, index: int) -> None:
+        world = self.world
+        live = sum(destination.book.num_leases for destination in world.destinations)
+        if live < MAX_LIVE:
+            key = prefixes.hold(world, source, prompt, world.destinations[index % 2])
+            if key is not None:
+                self.attempts[key.journey_id] = 1
 
     def _abort(self, key: JourneyKey) -> None:
         """The client has gone: both sides hear of it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from kv_transfer.geometry import final_slots
@@ -32,9 +34,20 @@ class Prompt:
     def __init__(self, layout: CacheLayout, num_tokens: int, seed: int) -> None:
         self.layout = layout
         self.num_tokens = num_tokens
+        self.seed = seed
         random = np.random.default_rng(seed)
         self._slots = [random.bytes(num_tokens * c.slot_bytes) for c in layout.components]
         self._states = [random.bytes(layout.piece_bytes(c)) for c in range(len(layout.components))]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [1_000 * self.seed + position for position in range(self.num_tokens)]
+
+    def beginning(self, num_tokens: int) -> Prompt:
+        """Its first tokens alone, for a layout without anything that depends on the rest."""
+        shorter = copy.copy(self)
+        shorter.num_tokens = num_tokens
+        return shorter
 
     def write(self, arena: Arena, blocks: tuple[int, ...], component: int, first: int, end: int) -> None:
         """As a forward pass over positions first..end-1 would."""

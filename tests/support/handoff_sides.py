@@ -11,14 +11,17 @@ import numpy.typing as npt
 
 from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Fetch, LeaseRecord
+from kv_transfer.holds import PrefixHolder
 from kv_transfer.journey import JourneyKey
 from kv_transfer.publisher import Progress
+from kv_transfer.source import OnEnd
 from kv_transfer.source_book import SourceBook
 from kv_transfer.source_state import SourceHandoff
 from kv_transfer.transport import Checksums, Fetched, Spans
 from kv_transfer.verification import verify
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.prefix import PrefixCache
 from pd_kernels.block_checksum.ranges import range_checksums
 from support.handoff_prompt import Prompt
 
@@ -33,6 +36,7 @@ class Parts:
     destination_book: type[DestinationBook] = DestinationBook
     verify: Verify = verify
     checksums: Checksums | None = range_checksums
+    holder: type[PrefixHolder] = PrefixHolder
 
 
 @dataclass(eq=False)
@@ -76,7 +80,10 @@ class Side:
 @dataclass(eq=False)
 class Source(Side):
     book: SourceBook = None  # type: ignore[assignment]
+    cache: PrefixCache = None  # type: ignore[assignment]
+    holder: PrefixHolder = None  # type: ignore[assignment]
     blocks: dict[JourneyKey, list[int]] = field(default_factory=dict)
+    holds: dict[JourneyKey, OnEnd] = field(default_factory=dict)  # prefixes pinned for others, among the blocks
     jobs: dict[JourneyKey, Job] = field(default_factory=dict)
 
 

@@ -12,13 +12,14 @@ from kv_transfer.destination_state import Broke, Completed, Ended, LeaseRecord, 
 from kv_transfer.journey import JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing
 from kv_transfer.publisher import Progress
-from kv_transfer.source_state import MARGIN_S, SourceHandoff, SourceState
+from kv_transfer.source_state import MARGIN_S, SourceEnd, SourceHandoff, SourceState
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout
 from pd_engine.errors import Gone, PdRelayError, ResourceExhausted, Unavailable
 from pd_engine.sequence import FinishReason
 from pd_engine.service.tombstones import LONGEST_MESSAGE_LIFE_S
+from support.handoff_prefixes import Held, give_prefixes
 from support.handoff_prompt import PAGED, Prompt
 from support.handoff_sides import Destination, Job, Parts, Source, Stream, Transfer
 
@@ -49,6 +50,9 @@ class World:
         self.streams: list[Stream] = []
         self.transfers: list[Transfer] = []
         self.commits: list[tuple[Source, JourneyKey, str]] = []
+        self.kept: list[tuple[Source, Prompt]] = []  # prompts that a source has computed, and may still have cached
+        self.held: list[Held] = []
+        self.held_until_s: dict[JourneyKey, float] = {}
         self._releases: dict[tuple[Destination, str], tuple[int, float]] = {}
         self._source_releases: dict[tuple[Source, str], int] = {}
         self.num_completed = 0
@@ -70,7 +74,7 @@ class World:
         try:
             lease = destination.book.reserve(
                 key, lease_id=secrets.token_hex(16), lease_ms=LEASE_MS, num_tokens=prompt.num_tokens,
-                num_blocks=num_blocks, held_block_ids=self._held(destination, prompt), now_s=self.now_s,
+                num_blocks=num_blocks, held_block_ids=self.held_of(destination, prompt), now_s=self.now_s,
             )
         except (Gone, ResourceExhausted):
             lease = None
@@ -293,7 +297,11 @@ class World:
         for handoff in source.book.take_ended():
             self._assert_may_end(source, handoff)
             source.jobs.pop(handoff.key, None)
-            source.pool.release(source.blocks.pop(handoff.key), handoff.key.owner)
+            blocks = source.blocks.pop(handoff.key)
+            if handoff.key in source.holds:
+                source.holds.pop(handoff.key)(handoff.key, SourceEnd(handoff.state.value))
+            else:
+                source.pool.release(blocks, handoff.key.owner)
 
     def _assert_may_end(self, source: Source, handoff: SourceHandoff) -> None:
         """Pins end for a reason, and expire only after every lease that counts on them."""
@@ -327,11 +335,13 @@ class World:
         destination.book.heard(lease, self.now_s)
         assert handoff.deadline_s >= lease.deadline_s, f"the pins of {lease.key} end before its lease"
 
-    def _held(self, destination: Destination, prompt: Prompt) -> tuple[int, ...]:
+    def held_of(self, destination: Destination, prompt: Prompt) -> tuple[int, ...]:
+        """Leading full blocks of the prompt that a running sequence has."""
         if self.layout is PAGED:
             for key, blocks in destination.running.items():
-                if self.prompts[key.journey_id] is prompt:
-                    return blocks[: prompt.num_tokens // self.layout.block_size]
+                other = self.prompts[key.journey_id]
+                if other.seed == prompt.seed:
+                    return blocks[: min(other.num_tokens, prompt.num_tokens) // self.layout.block_size]
         return ()
 
     def _released(self, destination: Destination, journey_id: str) -> int:
@@ -356,10 +366,12 @@ class World:
         arena = Arena(self.layout, NUM_BLOCKS)
         self._arenas.append(arena)
         epoch = secrets.token_hex(16)
-        return Source(
+        source = Source(
             arena=arena, pool=BlockPool(NUM_BLOCKS, on_reuse=arena.renew), epoch=epoch,
             book=self.parts.source_book(epoch),
         )
+        give_prefixes(self, source)
+        return source
 
     def _new_destination(self) -> Destination:
         arena = Arena(self.layout, NUM_BLOCKS)

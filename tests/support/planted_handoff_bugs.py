@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Completed, Fetch, LeaseEvent, LeaseRecord, LeaseState
+from kv_transfer.holds import HoldSpec, PrefixHolder
 from kv_transfer.journey import JourneyKey
 from kv_transfer.manifest import Closing
 from kv_transfer.quarantine import Quarantine
 from kv_transfer.source_book import SourceBook
-from kv_transfer.source_state import SourceEvent, SourceHandoff
+from kv_transfer.source_state import MARGIN_S, SourceEnd, SourceEvent, SourceHandoff
 from kv_transfer.transport import Checksums, Fetched
 from kv_transfer.verification import verify
 from pd_engine.cache.arena import Arena
@@ -46,6 +47,36 @@ class RenewalForgotten(SourceBook):
 
     def renew(self, handoff: SourceHandoff, lease_ms: int, now_s: float) -> None:
         return
+
+
+class HoldIsRenewed(SourceBook):
+    """What a reader says makes the pins of a prefix last longer, for as long as it likes."""
+
+    def renew(self, handoff: SourceHandoff, lease_ms: int, now_s: float) -> None:
+        handoff.deadline_s = max(handoff.deadline_s, now_s + lease_ms / 1000 + MARGIN_S)
+
+
+class PinsOfHoldsForgotten(PrefixHolder):
+    """The end of a hold frees nothing."""
+
+    def _on_end(self, key: JourneyKey, reason: SourceEnd) -> None:
+        del self._holds[key]
+
+
+class HoldsWithoutBound(PrefixHolder):
+    def _found(self, spec: HoldSpec) -> Sequence[int]:
+        self._max_holds = len(self._holds) + 1
+        return super()._found(spec)
+
+
+class PrefixLeaseIsRenewed(DestinationBook):
+    """The router's word makes the lease of a prefix outlive the pins that it counts on."""
+
+    def renew(self, key: JourneyKey, now_s: float) -> bool:
+        lease = self.get(key)
+        if lease is not None:
+            lease.deadline_s = max(lease.deadline_s, now_s + lease.lease_ms / 1000)
+        return lease is not None
 
 
 class SourceNeverExpires(SourceBook):
