@@ -220,6 +220,7 @@ class PrefillCore:
 
     def _run(self, job: Job) -> None:
         spec = job.spec
+        job.move(JobState.RUNNING)  # first: an older attempt's handoff may end below, which lets waiting jobs in
         publisher = None
         if not spec.no_handoff:
             try:
@@ -237,7 +238,6 @@ class PrefillCore:
             )
             publisher.publish_cached(job.num_cached_blocks)
         sequence = self._blocks.start(job)
-        job.move(JobState.RUNNING)
         job.in_compute = True
         self._post(lambda: self._runner.add(sequence, publisher, job.turn))
         job.notify()

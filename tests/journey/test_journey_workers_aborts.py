@@ -187,6 +187,20 @@ async def test_a_higher_attempt_takes_over_and_the_older_one_is_gone(player: Pla
     await player.release(new.journey_id, attempt=2)
 
 
+async def test_a_higher_attempt_may_come_while_the_first_tokens_pins_are_held(player: Player) -> None:
+    """The release of the older one was lost: its pins end as the new handoff begins, while the new prompt is let in."""
+    old = await Stage(player, num_tokens=30).prefilling()
+    await old.first_token()
+    new = Stage(player, num_tokens=30, max_tokens=3)
+    new.journey_id = old.journey_id
+    new.reserve.journey.CopyFrom(pb.JourneyRef(journey_id=old.journey_id, attempt=2))
+    await new.pulling()
+    assert (await new.first_token()).index == 0
+    copy = await player.until(new.journey_id, Copy.has_ended)
+    assert len(copy.token_ids) == 3, copy.failure
+    await player.release(new.journey_id, attempt=2)
+
+
 async def test_the_requests_deadline_ends_it_in_either_pool(player: Player) -> None:
     journey = await Stage(player, num_tokens=1_500, deadline_ms=250).pulling()
     assert isinstance(await error_of(journey.call.read()), DeadlineExceeded)
