@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,16 +10,16 @@ import numpy as np
 import pytest
 
 import kv_transfer.pull
-from decode_worker.blocks import ChoiceBlocks
 from decode_worker.core import DecodeCore
 from decode_worker.host_tier import Mover
 from decode_worker.silence import RouterWatch
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination_book import DestinationBook
-from kv_transfer.destination_state import LeaseRecord, LeaseState
+from kv_transfer.destination_state import LeaseRecord
 from kv_transfer.pull import PullDesk
 from kv_transfer.quarantine import Quarantine
 from pd_engine.cache.blocks import BlockPool
+from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.tombstones import Tombstones
 from pd_router.attempt import Attempt
 from pd_router.journey import TAKES_TOKENS, Journey
@@ -31,14 +32,20 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def attempt_check_skipped(patch: pytest.MonkeyPatch) -> None:
-    """The router takes failures and ends of an earlier attempt for those of the present one."""
-    right = Attempt.on_event
+    """A decode worker grants a lease to an older attempt than it has one for, and to one that has ended."""
+    right = DecodeCore.reserve
 
-    def on_event(self: Attempt, link: Any, event: Any) -> None:
-        event.journey.attempt = self.number
-        right(self, link, event)
+    def reserve(self: DecodeCore, spec: Any) -> Any:
+        journey_id = spec.key.journey_id
+        for tombstones in (self._tombstones, self.destination._book._tombstones):
+            tombstones._entries.pop(journey_id, None)
+        known = self._records.get(journey_id)
+        if known is not None and known.spec.key.attempt > spec.key.attempt:
+            self._end(known)
+            self.destination._book._tombstones._entries.pop(journey_id, None)
+        return right(self, spec)
 
-    patch.setattr(Attempt, "on_event", on_event)
+    patch.setattr(DecodeCore, "reserve", reserve)
 
 
 def lost_abort(patch: pytest.MonkeyPatch) -> None:
@@ -68,8 +75,14 @@ def early_unpin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefillCore, "_settle", settle)
 
 
-def epoch_check_skipped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerLink, "_check_epoch", lambda self, epoch: None)
+def epoch_not_renewed(patch: pytest.MonkeyPatch) -> None:
+    """A worker that is started anew says that it is the one that was there before."""
+    right = Endpoint.__init__
+
+    def init(self: Endpoint, *, host: str, **arguments: Any) -> None:
+        right(self, host=host, **{**arguments, "epoch": host.encode().hex().ljust(32, "0")[:32]})
+
+    patch.setattr(Endpoint, "__init__", init)
 
 
 def commit_before_verified(patch: pytest.MonkeyPatch) -> None:
@@ -98,10 +111,11 @@ def index_not_deduplicated(patch: pytest.MonkeyPatch) -> None:
 
 
 def lease_not_renewed(patch: pytest.MonkeyPatch) -> None:
-    async def renew(self: PullDesk, lease: Any, now_s: float) -> None:
-        return
+    async def renew(self: Any, *arguments: Any) -> None:
+        await asyncio.Event().wait()
 
     patch.setattr(PullDesk, "renew", renew)
+    patch.setattr(WorkerLink, "_renew", renew)
 
 
 def tombstone_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -117,17 +131,6 @@ def freed_while_computing(patch: pytest.MonkeyPatch) -> None:
         right(self, record)
 
     patch.setattr(DecodeCore, "_settle", settle)
-
-
-def unfinished_block_shared(patch: pytest.MonkeyPatch) -> None:
-    """The last token's slot counts as final before it is computed."""
-    def store(self: ChoiceBlocks, record: Any) -> None:
-        if self._cache is not None and record.chain is not None and record.block_ids:
-            self._cache.store(
-                record.chain, record.block_ids, num_final=record.num_tokens, num_final_mtp=record.num_tokens
-            )
-
-    patch.setattr(ChoiceBlocks, "_store", store)
 
 
 def takeover_of_unverified_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -199,11 +202,11 @@ def kept_block_given_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "hold", hold)
 
 
-LEASED = LeaseState.RESERVED
-PLANTED: tuple[Plant, ...] = (
-    attempt_check_skipped, lost_abort, doubled_resume, early_unpin, epoch_check_skipped, commit_before_verified,
-    checksum_ignored, no_quarantine, index_not_deduplicated, lease_not_renewed, tombstone_ignored,
-    freed_while_computing, unfinished_block_shared, takeover_of_unverified_blocks, deserted_choices_go_on,
-    copy_back_forgotten, new_stream_begins_empty, silent_source_never_breaks, old_attempt_continues,
-    kept_block_given_twice,
+FOUND_SOON: tuple[Plant, ...] = (
+    attempt_check_skipped, lost_abort, doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
+    tombstone_ignored, freed_while_computing, takeover_of_unverified_blocks, no_quarantine,
+)
+FOUND_LATER: tuple[Plant, ...] = (
+    checksum_ignored, lease_not_renewed, epoch_not_renewed, deserted_choices_go_on, copy_back_forgotten,
+    new_stream_begins_empty, silent_source_never_breaks, old_attempt_continues, kept_block_given_twice,
 )

@@ -19,7 +19,7 @@ from pd_ops.simulation.calls import CONNECTION_LOST, MemoryChannel
 from pd_ops.simulation.network import Network
 from pd_ops.simulation.toy import STOP_TOKEN, oracle
 
-LAST_ARRIVAL_S = 5.0
+LAST_ARRIVAL_S = 3.0
 MAX_TRIES = 30
 TRY_AGAIN_S = 0.5
 
@@ -66,9 +66,12 @@ class Wish:
 def plan_wishes(chance: random.Random, *, num_routers: int, max_slots: int) -> list[Wish]:
     """Requests of one world, by time; many begin alike, as those of a conversation do."""
     openings = [[chance.randrange(100, 1_000) for _ in range(24)] for _ in range(2)]
-    wishes = []
+    wishes: list[Wish] = []
     for number in range(chance.randint(3, 9)):
         shared = chance.choice(openings)[: chance.choice((0, 8, 16, 24))]
+        if wishes and chance.random() < 0.3:  # the next turn of a conversation
+            before = chance.choice(wishes)
+            shared = [*before.prompt_ids, *(token.token_id for token in before.expected())][: max_slots - 30]
         prompt = [*shared, *(chance.randrange(100, 1_000) for _ in range(chance.randint(1, 20)))]
         max_tokens = min(chance.choice((1, 2, 6, 16, 40)), max_slots - len(prompt))
         wishes.append(

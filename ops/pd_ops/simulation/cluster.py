@@ -15,10 +15,12 @@ from pd_ops.simulation.process import Process
 from pd_ops.simulation.server import Witness
 from pd_ops.simulation.transfers import FetchFaults, Places
 from pd_ops.simulation.weather import Front, SeededPace, SeededWeather, fetch_faults
+from pd_router.journey import Journey
 from pd_router.link_state import WorkerEndpoint
 
 BAD_FETCHES = 0.5  # share of those that something happens to
 STORM = 0.3        # share of messages or calls
+CALM_AFTER_S = 4.0  # after a trouble
 CLOCK_RATES = (0.98, 1.02)
 NUM_BLOCKS = {"prefill": 36, "decode": 26}  # of a worker of that role
 STORMS = {FaultName.SLOW: "slow", FaultName.LOST_REPLIES: "lost", FaultName.DUPLICATES: "doubled"}
@@ -28,17 +30,20 @@ class SimulatedCluster:
     """Args:
     chance: random numbers for what is named.
     tell, complain: what happens, and what never may.
+    on_end: told of each journey that has ended in a router.
 
     Attributes:
         workers, routers: that live, by name.
         members: workers by process.
         processes: all lives, by name, oldest first.
+        num_troubles: that have begun so far.
+        num_troubles_now, last_trouble_s: of these, that are not over, and when the last one was.
     """
 
     def __init__(
         self, loop: VirtualLoop, *, worker_names: Sequence[str], router_names: Sequence[str],
         chance: Callable[[str], random.Random], tell: Callable[[Process | None, str], None],
-        complain: Callable[[str], None],
+        complain: Callable[[str], None], on_end: Callable[[Journey], None],
     ) -> None:
         self.worker_names = worker_names
         self.router_names = router_names
@@ -53,8 +58,12 @@ class SimulatedCluster:
         self._chance = chance
         self._tell = tell
         self._complain = complain
+        self._on_end = on_end
         self._ids = chance("ids")
         self._bad_fetches: set[str] = set()
+        self.num_troubles = 0
+        self.num_troubles_now = 0
+        self.last_trouble_s = -CALM_AFTER_S
 
     async def start(self, witness: Witness) -> None:
         self._witness = witness
@@ -76,11 +85,18 @@ class SimulatedCluster:
         members: list[SimulatedWorker | SimulatedRouter] = [*self.workers.values(), *self.routers.values()]
         return [f"{member.process.label}: {text}" for member in members for text in member.leftovers()]
 
+    @property
+    def is_calm(self) -> bool:
+        """No trouble, nor what comes of one."""
+        return not self.num_troubles_now and self._loop.now_s >= self.last_trouble_s + CALM_AFTER_S
+
     async def strike(self, trouble: Trouble) -> None:
         """Returns when it is over. One at a time kills or stops a process."""
         process = self.processes[trouble.target][-1]
         if not process.is_running:
             return
+        self.num_troubles += 1
+        self.num_troubles_now += 1
         self._tell(None, str(trouble))
         match trouble.name:
             case FaultName.CRASH:
@@ -99,6 +115,8 @@ class SimulatedCluster:
                 await asyncio.sleep(trouble.seconds)
                 setattr(front, STORMS[trouble.name], 0.0)
         self._tell(None, f"over: {trouble}")
+        self.num_troubles_now -= 1
+        self.last_trouble_s = self._loop.now_s
 
     # Lives
 
@@ -127,7 +145,8 @@ class SimulatedCluster:
         endpoints = [WorkerEndpoint(each, each.partition("-")[0], address_of(each)) for each in self.worker_names]
 
         async def start() -> None:
-            router = self.routers[name] = SimulatedRouter(process, self.network, self._witness, self._new_id)
+            router = SimulatedRouter(process, self.network, self._witness, self._new_id, self._on_end)
+            self.routers[name] = router
             await router.start(endpoints)
 
         self._tell(process, "starts")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-FIRST_S, LAST_S = 0.3, 6.0
+FIRST_S, LAST_S = 0.2, 4.0
 MAX_FAULTS = 6
 
 
@@ -73,6 +73,8 @@ def plan_faults(chance: random.Random, *, workers: Sequence[str], routers: Seque
         targets = list(workers)
         if name in (FaultName.CRASH, FaultName.STOP):
             targets += routers[1:]
+        elif name is FaultName.BAD_FETCHES:
+            targets = [each for each in workers if each.startswith("decode")]
         target = chance.choice(targets)
         others = [each for each in (*workers, *routers) if each != target]
         plan.append(

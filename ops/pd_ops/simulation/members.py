@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from decode_worker.worker import DecodeWorker
 from kv_transfer.journey import JourneyKey
@@ -19,6 +19,7 @@ from pd_ops.simulation.server import MemoryServer, Witness
 from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher, DispatchSettings
 from pd_router.grpc_door import PdRelayService
+from pd_router.journey import Journey
 from pd_router.link_state import WorkerEndpoint
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
@@ -35,7 +36,7 @@ SETTINGS = Settings.model_validate({
         "worker_silence_ms": 1_500, "max_attempts": 16, "request_timeout_ms": 60_000, "recovery_wait_ms": 15_000,
         "host": "router",
     },
-    "transfer": {"lease_ms": 2_000, "fetch_timeout_ms": 800, "max_bytes_in_flight": 192},
+    "transfer": {"lease_ms": 1_000, "fetch_timeout_ms": 800, "max_bytes_in_flight": 192},
 })
 
 
@@ -66,8 +67,20 @@ class SimulatedWorker:
 
     def check_books(self) -> None:
         """Raises AssertionError."""
-        if self.around.engine is not None:
-            self.around.engine.pool.check_integrity()
+        if self.around.engine is None:
+            return
+        pool = self.around.engine.pool
+        pool.check_integrity()
+        source = getattr(self.worker, "_source", None)
+        if source is not None:
+            for key in source._book.live_keys():
+                handoff = source._book.get(key)
+                assert handoff is not None and all(map(pool.is_held, handoff.block_ids)), f"{key}: blocks are let go of"
+
+    def holds(self, journey_id: str) -> list[str]:
+        """Owners of blocks here that are of a journey."""
+        engine = self.around.engine
+        return [] if engine is None else [owner for owner in engine.pool.holdings() if journey_id in owner]
 
     def leftovers(self) -> list[str]:
         """What is still held here, in words; nothing is left of requests that have ended."""
@@ -98,10 +111,31 @@ class SimulatedWorker:
             self.around.engine.arena.close()
 
 
-class SimulatedRouter:
-    """One life of a router: everything but its HTTP door."""
+class WatchedMetrics(Metrics):
+    """Tells of journeys that have ended."""
 
-    def __init__(self, process: Process, network: Network, witness: Witness, new_id: NewId) -> None:
+    def __init__(
+        self, registry: Registry, num_running: Callable[[], int], num_waiting: Callable[[], int], *,
+        on_end: Callable[[Journey], None],
+    ) -> None:
+        super().__init__(registry, num_running, num_waiting)
+        self._on_end = on_end
+
+    def note_end(self, journey: Journey, *, num_prompt_tokens: int, seconds: float) -> None:
+        super().note_end(journey, num_prompt_tokens=num_prompt_tokens, seconds=seconds)
+        self._on_end(journey)
+
+
+class SimulatedRouter:
+    """One life of a router: everything but its HTTP door.
+
+    Args:
+        on_end: told of each journey that has ended.
+    """
+
+    def __init__(
+        self, process: Process, network: Network, witness: Witness, new_id: NewId, on_end: Callable[[Journey], None]
+    ) -> None:
         self.process = process
         self._network = network
         self._witness = witness
@@ -113,7 +147,9 @@ class SimulatedRouter:
         )
         self.dispatcher = Dispatcher(
             DispatchSettings.of(SETTINGS), registry=self.registry, tokenizer=model.tokenizer,
-            metrics=Metrics(self.registry, lambda: self.dispatcher.num_running, lambda: self.dispatcher.num_waiting),
+            metrics=WatchedMetrics(
+                self.registry, lambda: self.dispatcher.num_running, lambda: self.dispatcher.num_waiting, on_end=on_end
+            ),
             new_id=new_id,
         )
 

@@ -47,8 +47,8 @@ class InOrder:
 
 
 class LoopCompute(Generic[CoreT]):
-    """A compute thread: commands run when a step begins, what the step writes is written when it ends, and its report
-    comes a moment later. Meanwhile the event loop goes on."""
+    """A compute thread: commands run when a step begins, what the step writes is written when it ends. Meanwhile the
+    event loop goes on. Its reports stand in the loop's line at once, before all that comes of the step otherwise."""
 
     def __init__(
         self, build: Callable[[Compute[CoreT]], CoreT], on_crash: Callable[[Exception], None], pace: Pace
@@ -57,7 +57,6 @@ class LoopCompute(Generic[CoreT]):
         self._on_crash = on_crash
         self._pace = pace
         self._inbox: deque[Command] = deque()
-        self._reports = InOrder(pace.hop_s)
         self._core: CoreT | None = None
         self._is_idle = True
         self._has_ended = False
@@ -73,7 +72,7 @@ class LoopCompute(Generic[CoreT]):
             asyncio.get_running_loop().call_later(self._pace.hop_s(), self._begin)
 
     def report(self, callback: Callable[..., None], *args: Any) -> None:
-        self._reports.run(callback, *args)
+        asyncio.get_running_loop().call_soon(callback, *args)
 
     async def stop(self) -> None:
         self._has_ended = True

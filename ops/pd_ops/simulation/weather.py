@@ -13,12 +13,17 @@ from pd_ops.simulation.process import Process
 LATENCY_S = (0.0002, 0.003)
 SLOW_MESSAGE_SHARE = 0.02
 STEP_S = (0.004, 0.03)
-SLOW_STEP_SHARE = 0.02
+SLOW_STEP_SHARE = 0.03
+SLOW_STEP = 25     # times as long
 HOP_S = (0.00005, 0.002)
 AGAIN_S = (0.001, 3.0)
 SLOW_S = (0.05, 1.5)
 STALL_S = (0.02, 2.5)
 LONGEST_FETCH_BYTES = 512
+FETCH_FAULTS = {  # how often, beside the others
+    FaultKind.DELAY: 1, FaultKind.STALL: 2, FaultKind.DROP: 1, FaultKind.REORDER: 1, FaultKind.CORRUPT: 3,
+    FaultKind.KILL: 1,
+}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,7 +89,7 @@ class SeededPace:
     def step_s(self) -> float:
         self._step_s = self._random.uniform(*STEP_S) * self._speed
         if self._random.random() < SLOW_STEP_SHARE:
-            self._step_s *= 10
+            self._step_s *= SLOW_STEP
         return self._step_s
 
     def hop_s(self) -> float:
@@ -103,8 +108,7 @@ def fetch_faults(chance: random.Random, share: Callable[[], float]) -> Callable[
     def draw() -> tuple[Fault, float]:
         if chance.random() >= share():
             return Fault(kind=FaultKind.NONE), 0.0
-        kinds = (FaultKind.DELAY, FaultKind.STALL, FaultKind.DROP, FaultKind.REORDER, FaultKind.CORRUPT, FaultKind.KILL)
-        kind = chance.choice(kinds)
+        kind = chance.choices(list(FETCH_FAULTS), list(FETCH_FAULTS.values()))[0]
         return Fault(kind=kind, at_byte=chance.randrange(LONGEST_FETCH_BYTES)), chance.uniform(*STALL_S)
 
     return draw

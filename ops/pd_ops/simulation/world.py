@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 from collections.abc import Callable
 
@@ -14,9 +15,11 @@ from pd_ops.simulation.members import SETTINGS, address_of
 from pd_ops.simulation.process import Process
 from pd_ops.simulation.story import Story
 from pd_ops.simulation.watch import Watch
+from pd_router.journey import Journey
 
 RECOVERY_S = 25.0  # after the last trouble and the last arrival: until every request must have ended
 SETTLE_S = 15.0    # after that: until nothing may be left anywhere
+RELEASE_S = 1.0    # after the end of a journey while all is calm: until it holds no block
 LOOK_S = 0.25
 MAX_SLOTS = (NUM_BLOCKS["decode"] - 2) * SETTINGS.engine.block_size  # of one request
 
@@ -43,7 +46,7 @@ class World:
         self.cluster = SimulatedCluster(
             self.loop, worker_names=[f"{role}-{number}" for role in counts for number in range(counts[role])],
             router_names=[f"router-{number}" for number in range(chance.randint(1, 2))],
-            chance=self._chance, tell=self.tell, complain=self.complain,
+            chance=self._chance, tell=self.tell, complain=self.complain, on_end=self._journey_ended,
         )
         self.troubles = plan_faults(
             self._chance("faults"), workers=self.cluster.worker_names, routers=self.cluster.router_names
@@ -141,6 +144,19 @@ class World:
     def _check_violations(self) -> None:
         if self.violations and not self.is_over:
             raise Violation(self.violations[0])
+
+    def _journey_ended(self, journey: Journey) -> None:
+        """In a router. While all is calm no attempt fails but for want of room, and its blocks are free soon."""
+        def look() -> None:
+            if self.cluster.is_calm:
+                for worker in self.cluster.workers.values():
+                    for owner in worker.holds(journey.journey_id):
+                        self.complain(f"{worker.process.label}: {owner} has blocks {RELEASE_S:g} s after its end")
+
+        if journey.num_failures and not self.cluster.num_troubles:
+            self.complain(f"journey {journey.journey_id[:6]}: {journey.num_failures} attempts failed without a trouble")
+        if self.cluster.is_calm:
+            self.loop.call_at_world(self.loop.now_s + RELEASE_S, look, context=contextvars.Context())
 
     def _on_error(self, process: Process | None, message: str, error: BaseException | None) -> None:
         if not (isinstance(error, asyncio.CancelledError) or (process is not None and not process.is_alive)):
