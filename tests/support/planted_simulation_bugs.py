@@ -203,10 +203,10 @@ def kept_block_given_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 FOUND_SOON: tuple[Plant, ...] = (
-    attempt_check_skipped, lost_abort, doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
+    attempt_check_skipped, doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
     tombstone_ignored, freed_while_computing, takeover_of_unverified_blocks, no_quarantine,
 )
 FOUND_LATER: tuple[Plant, ...] = (
-    checksum_ignored, lease_not_renewed, epoch_not_renewed, deserted_choices_go_on, copy_back_forgotten,
+    lost_abort, checksum_ignored, lease_not_renewed, epoch_not_renewed, deserted_choices_go_on, copy_back_forgotten,
     new_stream_begins_empty, silent_source_never_breaks, old_attempt_continues, kept_block_given_twice,
 )
