@@ -11,10 +11,12 @@ import asyncio
 import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 from kv_transfer.transport import Capabilities, Connection, Ending, Fetched, Metadata, Spans
+from kv_transfer.transports.fetches import Fetches
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.interest import Interest
 from kv_transfer.transports.nccl_messages import messages_of
@@ -90,7 +92,7 @@ class NcclConnection:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nccl")
         self._numbers = itertools.count(1)
         self._pair: Pair | None = None
-        self._unfinished: dict[asyncio.Future[Fetched], Interest] = {}
+        self._fetches = Fetches()
         self._is_dead = False
 
     @property
@@ -113,28 +115,17 @@ class NcclConnection:
             raise
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
-        interest = Interest()
-        job = asyncio.get_running_loop().run_in_executor(self._executor, self._run, spans, token, interest)
-        self._unfinished[job] = interest
-        job.add_done_callback(self._finished)
-        try:
-            return await asyncio.wait_for(asyncio.shield(job), timeout_s)
-        except TimeoutError:
-            raise DeadlineExceeded(f"{spans.num_bytes} bytes did not come within {timeout_s} s") from None
-        finally:
-            if not job.done():
-                interest.give_up(self._break_off)
+        return await self._fetches.run(
+            self._executor, partial(self._run, spans, token), num_bytes=spans.num_bytes, timeout_s=timeout_s,
+            on_abandoned=self._break_off,
+        )
 
     async def quiesce(self) -> None:
-        stopped = [job for job, interest in self._unfinished.items() if not interest.is_wanted]
-        if stopped:
-            await asyncio.wait(stopped)
+        await self._fetches.quiesce()
 
     async def close(self) -> None:
         self._break_off()
-        for interest in self._unfinished.values():
-            interest.abandon()
-        await self.quiesce()
+        await self._fetches.abandon()
         await asyncio.get_running_loop().run_in_executor(self._executor, self._abort)
         self._sock.close()
         await asyncio.to_thread(self._executor.shutdown)
@@ -143,11 +134,6 @@ class NcclConnection:
         """The pair ends as a whole; the source notices at the socket."""
         self._is_dead = True
         hang_up(self._sock)
-
-    def _finished(self, job: asyncio.Future[Fetched]) -> None:
-        self._unfinished.pop(job).end()
-        if not job.cancelled():
-            job.exception()  # nobody may be left to look at it
 
     def _join(self, nccl: Nccl, unique_id: bytes, interest: Interest) -> None:
         self._pair = nccl.join(unique_id, PULLER_RANK)

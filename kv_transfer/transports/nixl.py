@@ -17,6 +17,7 @@ import logging
 import secrets
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from kv_transfer.transport import (
     Spans,
     UInt64s,
 )
+from kv_transfer.transports.fetches import Fetches
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.interest import Interest
 from kv_transfer.transports.nixl_agent import MakeAgent, make_nixl_agent
@@ -102,7 +104,7 @@ class NixlConnection:
         self._copy = copy
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
         self._reader: NixlReader | None = None
-        self._unfinished: dict[asyncio.Future[Fetched], Interest] = {}
+        self._fetches = Fetches()
         self._is_abandoned = False  # a transfer that nobody waits for may still write to the staging memory
         self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-nixl-watch")
 
@@ -117,29 +119,17 @@ class NixlConnection:
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
         if not self.usable:
             raise Unavailable("the source is gone")
-        interest = Interest()
-        job = asyncio.get_running_loop().run_in_executor(self._executor, self._run, spans, interest)
-        self._unfinished[job] = interest
-        job.add_done_callback(self._finished)
-        try:
-            return await asyncio.wait_for(asyncio.shield(job), timeout_s)
-        except TimeoutError:
-            raise DeadlineExceeded(f"{spans.num_bytes} bytes did not come within {timeout_s} s") from None
-        finally:
-            if not job.done():
-                interest.give_up()
+        return await self._fetches.run(
+            self._executor, partial(self._run, spans), num_bytes=spans.num_bytes, timeout_s=timeout_s
+        )
 
     async def quiesce(self) -> None:
-        stopped = [job for job, interest in self._unfinished.items() if not interest.is_wanted]
-        if stopped:
-            await asyncio.wait(stopped)
+        await self._fetches.quiesce()
 
     async def close(self) -> None:
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
-        for interest in self._unfinished.values():
-            interest.abandon()
-        await self.quiesce()
+        await self._fetches.abandon()
         self._sock.close()
         ended = asyncio.get_running_loop().run_in_executor(self._executor, self._end)
         await asyncio.wait([ended], timeout=CLOSE_TIMEOUT_S)
@@ -150,11 +140,6 @@ class NixlConnection:
     async def _in_thread(self, call: object) -> NixlReader:
         reader: NixlReader = await asyncio.get_running_loop().run_in_executor(self._executor, call)  # type: ignore[arg-type]
         return reader
-
-    def _finished(self, job: asyncio.Future[Fetched]) -> None:
-        self._unfinished.pop(job).end()
-        if not job.cancelled():
-            job.exception()  # nobody may be left to look at it
 
     def _run(self, spans: Spans, interest: Interest) -> Fetched:
         """In the connection's thread."""

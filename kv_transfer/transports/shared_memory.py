@@ -16,8 +16,8 @@ import os
 import secrets
 import socket
 import struct
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -34,7 +34,9 @@ from kv_transfer.transport import (
     UInt64s,
     runs_of,
 )
+from kv_transfer.transports.fetches import Fetches
 from kv_transfer.transports.handshake import connect, receive
+from kv_transfer.transports.interest import Interest
 from kv_transfer.transports.listener import Listener
 from kv_transfer.transports.watch import until_hung_up
 from kv_transfer.wire import Fields
@@ -138,7 +140,7 @@ class SharedMemoryConnection:
         self._destination = np.frombuffer(arena.buffer, dtype=np.uint8)
         self._copy = copy
         self._executor = executor
-        self._unfinished: dict[asyncio.Future[Fetched], threading.Event] = {}
+        self._fetches = Fetches()
         self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-shared-memory-watch")
 
     @property
@@ -146,44 +148,28 @@ class SharedMemoryConnection:
         return not self._watcher.done()
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
-        stop = threading.Event()
-        job = asyncio.get_running_loop().run_in_executor(self._executor, self._run, spans, stop)
-        self._unfinished[job] = stop
-        job.add_done_callback(self._finished)
-        try:
-            return await asyncio.wait_for(asyncio.shield(job), timeout_s)
-        except TimeoutError:
-            raise DeadlineExceeded(f"{spans.num_bytes} bytes were not copied within {timeout_s} s") from None
-        finally:
-            stop.set()
-
-    def _finished(self, job: asyncio.Future[Fetched]) -> None:
-        del self._unfinished[job]
-        if not job.cancelled():
-            job.exception()  # nobody may be left to look at it
+        return await self._fetches.run(
+            self._executor, partial(self._run, spans), num_bytes=spans.num_bytes, timeout_s=timeout_s
+        )
 
     async def quiesce(self) -> None:
-        stopped = [job for job, stop in self._unfinished.items() if stop.is_set()]
-        if stopped:
-            await asyncio.wait(stopped)
+        await self._fetches.quiesce()
 
     async def close(self) -> None:
         """Also unmaps the arena, when nothing reads it any more."""
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
-        for stop in self._unfinished.values():
-            stop.set()
-        await self.quiesce()
+        await self._fetches.abandon()
         self._sock.close()
         del self._source, self._generations
         self._map.close()
 
-    def _run(self, spans: Spans, stop: threading.Event) -> Fetched:
+    def _run(self, spans: Spans, interest: Interest) -> Fetched:
         """In the copying thread. The copy refuses ranges beyond either arena."""
         before = self._generations[spans.block_ids]
         checksums: list[UInt64s] = []
         for run in runs_of(spans.lengths, SLICE_BYTES):
-            if stop.is_set():
+            if not interest.is_wanted:
                 raise DeadlineExceeded("nobody waits for this fetch any more")
             sums = self._copy(
                 self._source, self._destination, spans.source_offsets[run], spans.offsets[run], spans.lengths[run]
