@@ -8,6 +8,7 @@ one such server and fetches. Both halves may use threads of their own; neither t
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +27,10 @@ Copy = Callable[[Bytes, Bytes, Int64s, Int64s, Int64s], UInt64s | None]
 """(source, destination, source offsets, destination offsets, lengths) -> checksums of the ranges, unless they are off:
 see `pd_kernels.block_copy`."""
 
+Receive = Callable[[socket.socket, Bytes, Int64s, Int64s, Bytes], UInt64s | None]
+"""(blocking socket, destination, offsets, lengths, stop) -> checksums of the ranges, unless they are off: see
+`pd_kernels.block_stream`."""
+
 Checksums = Callable[[Bytes, Int64s, Int64s], UInt64s]
 """One checksum a range of a buffer: (buffer, offsets, lengths); `pd_kernels.block_checksum.ranges`."""
 
@@ -42,7 +47,7 @@ class ChecksumAt(Enum):
     """Where the puller's checksums of a fetch are taken."""
 
     COPY = "copy"        # in the pass that copies: every byte is read once
-    ARRIVAL = "arrival"  # of a few ranges at a time, while they are still in the cache
+    ARRIVAL = "arrival"  # on the way from the socket to the arena, while they are in the cache
     ARENA = "arena"      # over the puller's arena, after the fetch
 
 
@@ -97,12 +102,9 @@ class Spans:
         )
 
 
-def runs_of(lengths: Int64s, run_bytes: int, max_ranges: int | None = None) -> list[slice]:
-    """Consecutive ranges in runs of about `run_bytes` each, and of at most `max_ranges`."""
-    totals = np.cumsum(lengths) // run_bytes
-    if max_ranges is not None:
-        totals = totals + np.arange(len(lengths)) // max_ranges * (totals[-1] + 1)
-    cuts = np.flatnonzero(np.diff(totals)) + 1
+def runs_of(lengths: Int64s, run_bytes: int) -> list[slice]:
+    """Consecutive ranges in runs of about `run_bytes` each."""
+    cuts = np.flatnonzero(np.diff(np.cumsum(lengths) // run_bytes)) + 1
     return [slice(start, end) for start, end in itertools.pairwise([0, *cuts.tolist(), len(lengths)])]
 
 

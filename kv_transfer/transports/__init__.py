@@ -17,8 +17,8 @@ from kv_transfer.transports.tcp import TcpPull
 from kv_transfer.transports.tcp_source import TcpSource
 from pd_engine.cache.arena import Arena
 from pd_engine.settings import TransferSettings
-from pd_kernels.block_checksum.ranges import range_checksums
 from pd_kernels.block_copy import copy_and_checksum_pieces, copy_pieces
+from pd_kernels.block_stream import receive_and_checksum_pieces, receive_pieces
 
 __all__ = ["BEST_FIRST", "TRANSPORT_NAMES", "pull_transports", "source_transports"]
 
@@ -46,12 +46,12 @@ def source_transports(settings: TransferSettings, *, secret: str, host: str) -> 
 def pull_transports(settings: TransferSettings, arena: Arena, *, secret: str) -> Sequence[PullTransport]:
     """What a worker can pull with, best first."""
     copy = copy_and_checksum_pieces if settings.checksums else copy_pieces
-    checksums = range_checksums if settings.checksums else None
+    receive = receive_and_checksum_pieces if settings.checksums else receive_pieces
     made: dict[str, Callable[[], PullTransport]] = {
         "shared_memory": lambda: SharedMemoryPull(arena, secret=secret, copy=copy),
         "nccl": lambda: NcclPull(arena, secret=secret),
         "nixl": lambda: NixlPull(arena, secret=secret, copy=copy),
-        "tcp": lambda: TcpPull(arena, secret=secret, checksums=checksums),
+        "tcp": lambda: TcpPull(arena, secret=secret, receive=receive),
     }
     return [made[name]() for name in _names(settings)]
 

@@ -31,12 +31,13 @@ from kv_transfer.transports.nccl_pair import (
     wait_ready,
 )
 from kv_transfer.transports.nccl_source import NAME, OK, has_hung_up, pause
-from kv_transfer.transports.streams import hang_up, prepare, receive_into, send_views
+from kv_transfer.transports.streams import hang_up, prepare
 from kv_transfer.transports.tcp_frames import GENERATION, MAX_RANGES, REPLY, REQUEST, Status, ranges_of
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
 from pd_kernels.block_copy import copy_pieces
+from pd_kernels.block_stream.reference import receive_views
 
 MAX_HOST_CHARS = 255
 
@@ -159,22 +160,22 @@ class NcclConnection:
     def _exchange(self, pair: Pair, spans: Spans, token: str, interest: Interest) -> Fetched:
         sock, count, number = self._sock, len(spans), next(self._numbers)
         request = REQUEST.pack(number, token.encode("ascii"), count) + ranges_of(spans).tobytes()
-        send_views(sock, [memoryview(request)])
+        sock.sendall(request)
         header = bytearray(REPLY.size)
-        receive_into(sock, [memoryview(header)])
+        receive_views(sock, [memoryview(header)])
         answered, status = REPLY.unpack(header)
         if status == Status.GONE and answered == number:
             raise Gone
         if status != Status.OK or answered != number:
             raise Internal(f"nccl: reply {answered} with status {status} to request {number}")
         before, after = bytearray(count * GENERATION.itemsize), bytearray(count * GENERATION.itemsize)
-        receive_into(sock, [memoryview(before)])
+        receive_views(sock, [memoryview(before)])
         for message in messages_of(spans.offsets, spans.lengths, STAGING_BYTES):
             pair.receive(message.num_bytes)
             wait_ready(pair, lambda: not interest.is_abandoned, pause)
             if interest.is_wanted:
                 copy_pieces(pair.received(), self._octets, message.offsets, message.arena_offsets, message.lengths)
-        receive_into(sock, [memoryview(after)])
+        receive_views(sock, [memoryview(after)])
         return Fetched(
             generations_before=np.frombuffer(before, dtype=GENERATION),
             generations_after=np.frombuffer(after, dtype=GENERATION),

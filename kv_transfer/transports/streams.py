@@ -1,4 +1,4 @@
-"""A port on which each admitted puller has a blocking thread of its own, and what both ends do with sockets."""
+"""A port on which each admitted puller has a blocking thread of its own, and how both ends set up and end sockets."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from kv_transfer.transport import Authorize, Int64s
+from kv_transfer.transport import Authorize
 from kv_transfer.transports.listener import Listener
 from pd_engine.errors import InvalidArgument, Unavailable
 
 log = logging.getLogger(__name__)
 
-MAX_VIEWS = 512  # of one sendmsg; the kernel's limit is 1,024
 SEND_TIMEOUT_S = 10  # a puller that takes nothing for so long is hung up on
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_INTERVAL_S = 5
@@ -102,58 +101,3 @@ def hang_up(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:  # already closed by one of the two sides
         return
-
-
-def views_of(buffer: memoryview, offsets: Int64s, lengths: Int64s) -> list[memoryview]:
-    """Of ranges of a buffer."""
-    ends = (offsets + lengths).tolist()
-    return [buffer[start:end] for start, end in zip(offsets.tolist(), ends, strict=True)]
-
-
-def send_views(sock: socket.socket, views: Sequence[memoryview]) -> None:
-    """Sends all bytes of all views on a blocking socket."""
-    start = 0
-    while start < len(views):
-        group = views[start : start + MAX_VIEWS]
-        sent = sock.sendmsg(group)
-        for view in group:
-            if sent < view.nbytes:
-                sock.sendall(view[sent:])  # the kernel took part of the group: finish this view, go on after it
-                start += 1
-                break
-            sent -= view.nbytes
-            start += 1
-
-
-def receive_into(sock: socket.socket, views: Sequence[memoryview], *, may_end: bool = False) -> bool:
-    """Fills all views on a blocking socket. False: the peer has hung up before the first byte, and `may_end`.
-
-    Raises:
-        Unavailable: the peer has hung up before the last byte.
-    """
-    start, is_first = 0, True
-    while start < len(views):
-        group = list(views[start : start + MAX_VIEWS])
-        num_bytes = sock.recvmsg_into(group, 0, socket.MSG_WAITALL)[0]
-        if num_bytes == 0:
-            if is_first and may_end:
-                return False
-            raise Unavailable("the peer hung up")
-        is_first = False
-        for view in group:
-            if num_bytes < view.nbytes:
-                if num_bytes:
-                    _receive_rest(sock, view[num_bytes:])
-                    start += 1
-                break
-            num_bytes -= view.nbytes
-            start += 1
-    return True
-
-
-def _receive_rest(sock: socket.socket, view: memoryview) -> None:
-    while view.nbytes:
-        num_bytes = sock.recv_into(view, 0, socket.MSG_WAITALL)
-        if num_bytes == 0:
-            raise Unavailable("the peer hung up")
-        view = view[num_bytes:]

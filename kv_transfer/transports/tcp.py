@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,25 +16,23 @@ import numpy as np
 from kv_transfer.transport import (
     Capabilities,
     ChecksumAt,
-    Checksums,
     Connection,
     Ending,
     Fetched,
     Metadata,
+    Receive,
     Spans,
-    UInt64s,
-    runs_of,
 )
 from kv_transfer.transports.handshake import connect
-from kv_transfer.transports.streams import MAX_VIEWS, hang_up, prepare, receive_into, send_views, views_of
+from kv_transfer.transports.streams import hang_up, prepare
 from kv_transfer.transports.tcp_frames import GENERATION, MAX_RANGES, REPLY, REQUEST, Status, ranges_of
 from kv_transfer.transports.tcp_source import NAME
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
+from pd_kernels.block_stream.reference import receive_views
 
 NUM_STREAMS = 2
-RUN_BYTES = 1024 * 1024  # received and checksummed at a time: still in a cache
 MAX_HOST_CHARS = 255
 
 
@@ -47,10 +44,10 @@ class TcpPull:
         ending=Ending.REVOKE, ending_ms=1_000, one_sided=False, across_hosts=True, checksum_at=ChecksumAt.ARRIVAL
     )
 
-    def __init__(self, arena: Arena, *, secret: str, checksums: Checksums | None) -> None:
+    def __init__(self, arena: Arena, *, secret: str, receive: Receive) -> None:
         self._arena = arena
         self._secret = secret
-        self._checksums = checksums
+        self._receive = receive
 
     async def connect(
         self, metadata: Metadata, *, epoch: str, token: str, num_blocks: int, timeout_s: float
@@ -58,9 +55,7 @@ class TcpPull:
         fields = Fields(dict(metadata), NAME)
         address = (fields.text("host", MAX_HOST_CHARS), fields.integer("port", 1, 65_535))
         fields.done()
-        connection = TcpConnection(
-            address, self._arena, secret=self._secret, epoch=epoch, checksums=self._checksums
-        )
+        connection = TcpConnection(address, self._arena, secret=self._secret, epoch=epoch, receive=self._receive)
         await connection.probe(token, timeout_s)
         return connection
 
@@ -73,10 +68,14 @@ class _Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.stop = threading.Event()
+        self.stop = np.zeros(1, dtype=np.uint8)  # looked at by compiled loops
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.stop[0])
 
     def hang_up(self) -> None:
-        self.stop.set()
+        self.stop[0] = 1
         hang_up(self.sock)
 
 
@@ -84,10 +83,10 @@ class TcpConnection:
     """Up to `NUM_STREAMS` streams to one life of one source."""
 
     def __init__(
-        self, address: tuple[str, int], arena: Arena, *, secret: str, epoch: str, checksums: Checksums | None
+        self, address: tuple[str, int], arena: Arena, *, secret: str, epoch: str, receive: Receive
     ) -> None:
         self._address = address
-        self._exchange = _Exchange(arena, checksums)
+        self._exchange = _Exchange(arena, receive)
         self._secret = secret
         self._epoch = epoch
         self._idle: list[_Stream] = []
@@ -121,7 +120,7 @@ class TcpConnection:
             raise
 
     async def quiesce(self) -> None:
-        stopped = [job for job, stream in self._unfinished.items() if stream.stop.is_set()]
+        stopped = [job for job, stream in self._unfinished.items() if stream.is_stopped]
         if stopped:
             await asyncio.wait(stopped)
 
@@ -159,7 +158,7 @@ class TcpConnection:
     def _finished(self, job: asyncio.Future[Fetched]) -> None:
         stream = self._unfinished.pop(job)
         is_intact = not job.cancelled() and (job.exception() is None or isinstance(job.exception(), Gone))
-        if is_intact and not stream.stop.is_set():
+        if is_intact and not stream.is_stopped:
             self._idle.append(stream)
         else:
             stream.sock.close()
@@ -168,10 +167,9 @@ class TcpConnection:
 class _Exchange:
     """In a thread of the pool: one request and its reply, or several if there are too many ranges for one."""
 
-    def __init__(self, arena: Arena, checksums: Checksums | None) -> None:
-        self._buffer = arena.buffer
+    def __init__(self, arena: Arena, receive: Receive) -> None:
         self._octets = np.frombuffer(arena.buffer, dtype=np.uint8)
-        self._checksums = checksums
+        self._receive = receive
 
     def __call__(self, stream: _Stream, spans: Spans, number: int, token: str) -> Fetched:
         try:
@@ -189,33 +187,21 @@ class _Exchange:
         )
 
     def _ask(self, stream: _Stream, spans: Spans, number: int, token: str) -> Fetched:
+        """Raises: OSError: the source has gone, or nobody waits for this fetch any more."""
         sock, count = stream.sock, len(spans)
-        request = REQUEST.pack(number, token.encode("ascii"), count) + ranges_of(spans).tobytes()
-        send_views(sock, [memoryview(request)])
-        runs = runs_of(spans.lengths, RUN_BYTES, MAX_VIEWS)
-        views = views_of(self._buffer, spans.offsets, spans.lengths)
+        sock.sendall(REQUEST.pack(number, token.encode("ascii"), count) + ranges_of(spans).tobytes())
         header, before = bytearray(REPLY.size), bytearray(count * GENERATION.itemsize)
-        receive_into(sock, [memoryview(header)])
+        receive_views(sock, [memoryview(header)])
         answered, status = REPLY.unpack(header)
         if status == Status.GONE and answered == number:
             raise Gone
         if status != Status.OK or answered != number:
             raise Internal(f"tcp: reply {answered} with status {status} to request {number}")
-        receive_into(sock, [memoryview(before)])
-        sums = [self._receive(stream, spans, run, views[run]) for run in runs]
+        receive_views(sock, [memoryview(before)])
+        checksums = self._receive(sock, self._octets, spans.offsets, spans.lengths, stream.stop)
         after = bytearray(count * GENERATION.itemsize)
-        receive_into(sock, [memoryview(after)])
+        receive_views(sock, [memoryview(after)])
         return Fetched(
             generations_before=np.frombuffer(before, dtype=GENERATION),
-            generations_after=np.frombuffer(after, dtype=GENERATION),
-            checksums=None if self._checksums is None else np.concatenate(sums),
+            generations_after=np.frombuffer(after, dtype=GENERATION), checksums=checksums,
         )
-
-    def _receive(self, stream: _Stream, spans: Spans, run: slice, views: list[memoryview]) -> UInt64s:
-        """A run of ranges into the arena, and their checksums; never a byte once nobody waits any more."""
-        if stream.stop.is_set():
-            raise Unavailable("nobody waits for this fetch any more")
-        receive_into(stream.sock, views)
-        if self._checksums is None:
-            return np.empty(0, dtype=np.uint64)
-        return self._checksums(self._octets, spans.offsets[run], spans.lengths[run])

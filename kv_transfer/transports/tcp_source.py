@@ -7,7 +7,7 @@ import socket
 import numpy as np
 
 from kv_transfer.transport import Authorize, Metadata
-from kv_transfer.transports.streams import MAX_VIEWS, StreamPort, receive_into, send_views, views_of
+from kv_transfer.transports.streams import StreamPort
 from kv_transfer.transports.tcp_frames import (
     MAX_RANGES,
     RANGE,
@@ -19,6 +19,8 @@ from kv_transfer.transports.tcp_frames import (
 )
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import InvalidArgument
+from pd_kernels.block_stream import send_pieces
+from pd_kernels.block_stream.reference import receive_views
 
 NAME = "tcp"
 
@@ -53,6 +55,7 @@ class _StreamServer:
 
     def __init__(self, arena: Arena, authorize: Authorize) -> None:
         self._arena = arena
+        self._octets = np.frombuffer(arena.buffer, dtype=np.uint8)
         self._authorize = authorize
 
     def __call__(self, sock: socket.socket) -> None:
@@ -67,9 +70,7 @@ class _StreamServer:
             return
         before = self._arena.generations[ranges["block"]]
         sock.sendall(REPLY.pack(number, Status.OK) + before.tobytes())
-        for start in range(0, len(ranges), MAX_VIEWS):  # views are made while earlier ones travel
-            part = ranges[start : start + MAX_VIEWS]
-            send_views(sock, views_of(self._arena.buffer, part["offset"], part["length"]))
+        send_pieces(sock, self._octets, ranges["offset"].astype(np.int64), ranges["length"].astype(np.int64))
         sock.sendall(self._arena.generations[ranges["block"]].tobytes())
 
 
@@ -80,11 +81,11 @@ def receive_request(sock: socket.socket) -> tuple[int, str, Ranges] | None:
         InvalidArgument: it asks for no ranges, or for too many.
     """
     header = bytearray(REQUEST.size)
-    if not receive_into(sock, [memoryview(header)], may_end=True):
+    if not receive_views(sock, [memoryview(header)], may_end=True):
         return None
     number, token, count = REQUEST.unpack(header)
     if not 1 <= count <= MAX_RANGES:
         raise InvalidArgument(f"tcp: a request has 1 to {MAX_RANGES} ranges, got {count}")
     packed = bytearray(count * RANGE.itemsize)
-    receive_into(sock, [memoryview(packed)])
+    receive_views(sock, [memoryview(packed)])
     return number, token.decode("ascii", errors="replace"), np.frombuffer(packed, dtype=RANGE)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pd_kernels.block_checksum import ranges
 from pd_kernels.block_checksum.ranges import range_checksums
 from pd_kernels.block_checksum.reference import MASK, NUM_KEYS, RATIO, checksum, keys, mix
-from pd_kernels.block_copy import copy, copy_and_checksum_pieces, copy_pieces
+from pd_kernels.block_copy import copy, copy_and_checksum_pieces, copy_pieces, memcpy_pieces
 from pd_kernels.cpu.native import load_library, usable_isas
 from pd_kernels.ops import Ops
 from support import kernel_ops
@@ -132,6 +132,10 @@ def test_long_pieces_are_copied_and_checksummed_wherever_they_lie(shift: int) ->
     assert np.array_equal(destination, expected)
     assert sums.tolist() == [checksum(source[start : start + n]) for start, n in zip(starts, lengths, strict=True)]
     assert sums.tolist() == range_checksums(destination, ends, lengths).tolist()
+    for copy_only in (copy_pieces, memcpy_pieces):
+        destination[:] = 0
+        copy_only(source, destination, starts, ends, lengths)
+        assert np.array_equal(destination, expected)
 
 
 @pytest.mark.usefixtures("loop")
@@ -142,6 +146,8 @@ def test_pieces_beyond_a_buffer_are_refused(start: int, end: int, length: int) -
         copy_pieces(source, destination, *(np.array([0, value], dtype=np.int64) for value in (start, end, length)))
     with pytest.raises(ValueError, match="a piece is not within"):
         copy_and_checksum_pieces(source, destination, *(np.array([value]) for value in (start, end, length)))
+    with pytest.raises(ValueError, match="a piece is not within"):
+        memcpy_pieces(source, destination, *(np.array([value]) for value in (start, end, length)))
     assert not destination.any()
     with pytest.raises(ValueError, match="a piece is not within the buffer of 64 bytes"):
         range_checksums(destination, np.array([max(end, 0)]), np.array([length if length < 0 else 65]))

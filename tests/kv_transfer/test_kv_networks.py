@@ -24,7 +24,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from pd_engine.service.client import connect, kv_source_stub
 from pd_engine.settings import TransferSettings
-from pd_kernels.block_checksum.ranges import range_checksums
+from pd_kernels.block_stream import receive_and_checksum_pieces, receive_pieces
 from support.handoffs import FINGERPRINT, LAYOUT, SECRET, DestinationSide, SourceSide, new_key, running
 from support.leaks import assert_no_leaks, assert_pool_is_free, until
 from support.proxy import Proxy
@@ -51,7 +51,7 @@ class Lab:
         self.source = SourceSide(settings=settings, transports=[self.transport])
         self.destination = DestinationSide(
             settings=settings,
-            make_transports=lambda arena: [TcpPull(arena, secret=SECRET, checksums=range_checksums)],
+            make_transports=lambda arena: [TcpPull(arena, secret=SECRET, receive=receive_and_checksum_pieces)],
         )
 
     @asynccontextmanager
@@ -179,7 +179,7 @@ async def test_a_request_that_makes_no_sense_is_hung_up_on(ranges: list[tuple[in
     async with lab.running():
         key = new_key()
         info = lab.source.begin(key, NUM_TOKENS)
-        pull = TcpPull(lab.destination.arena, secret=SECRET, checksums=None)
+        pull = TcpPull(lab.destination.arena, secret=SECRET, receive=receive_pieces)
         connection = await pull.connect(
             lab.transport.metadata(), epoch=info.epoch, token=info.token, num_blocks=NUM_BLOCKS, timeout_s=5
         )

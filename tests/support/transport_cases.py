@@ -23,8 +23,8 @@ from kv_transfer.transports.tcp import TcpPull
 from kv_transfer.transports.tcp_source import TcpSource
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.layout import CacheLayout
-from pd_kernels.block_checksum.ranges import range_checksums
 from pd_kernels.block_copy import copy_and_checksum_pieces
+from pd_kernels.block_stream import receive_and_checksum_pieces
 from support.fake_nccl import FakeNccl
 from support.fake_nixl import FakeNixlAgent
 from support.handoffs import LAYOUT, SECRET, fill_random
@@ -116,7 +116,7 @@ async def transport_pair(
         ),
         "tcp": (
             lambda: TcpSource(secret=SECRET, host="127.0.0.1"),
-            lambda secret: TcpPull(arena, secret=secret, checksums=range_checksums),
+            lambda secret: TcpPull(arena, secret=secret, receive=receive_and_checksum_pieces),
         ),
     }
     make_source, make_pull = makers[name]

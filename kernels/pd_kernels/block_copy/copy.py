@@ -11,7 +11,8 @@ from pd_kernels.block_copy import reference
 
 def copy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
                 num_bytes: Offsets) -> None:
-    """destination[destination_offsets[i] ...] = source[source_offsets[i] ...], num_bytes[i] long, for each i.
+    """destination[destination_offsets[i] ...] = source[source_offsets[i] ...], num_bytes[i] long, for each i, past the
+    caches.
 
     Lets go of the GIL. Pieces must not overlap in the destination, nor source and destination.
 
@@ -22,15 +23,13 @@ def copy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, dest
     Raises:
         ValueError: a piece is not within its buffer; nothing is copied.
     """
-    _check(source, destination, source_offsets, destination_offsets, num_bytes)
-    library = compiled()
-    if library is None:
-        reference.copy_pieces(source, destination, source_offsets, destination_offsets, num_bytes)
-        return
-    arrays = [as_int64(array) for array in (source_offsets, destination_offsets, num_bytes)]
-    library.pd_copy_pieces(
-        source.ctypes.data, destination.ctypes.data, len(num_bytes), *(array.ctypes.data for array in arrays)
-    )
+    _copy("pd_copy_pieces", source, destination, source_offsets, destination_offsets, num_bytes)
+
+
+def memcpy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
+                  num_bytes: Offsets) -> None:
+    """The same with the C library's memcpy: what copies are measured by."""
+    _copy("pd_memcpy_pieces", source, destination, source_offsets, destination_offsets, num_bytes)
 
 
 def copy_and_checksum_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
@@ -48,6 +47,20 @@ def copy_and_checksum_pieces(source: Bytes, destination: Bytes, source_offsets: 
         out.ctypes.data,
     )
     return out
+
+
+def _copy(function: str, source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
+          num_bytes: Offsets) -> None:
+    """By a function of the compiled library, or by numpy without one."""
+    _check(source, destination, source_offsets, destination_offsets, num_bytes)
+    library = compiled()
+    if library is None:
+        reference.copy_pieces(source, destination, source_offsets, destination_offsets, num_bytes)
+        return
+    arrays = [as_int64(array) for array in (source_offsets, destination_offsets, num_bytes)]
+    getattr(library, function)(
+        source.ctypes.data, destination.ctypes.data, len(num_bytes), *(array.ctypes.data for array in arrays)
+    )
 
 
 def _check(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,

@@ -15,6 +15,7 @@
 
 #include "../block_checksum/cpu.cpp"
 #include "../block_copy/cpu.cpp"
+#include "../block_stream/cpu.cpp"
 #include "../embed/cpu.cpp"
 #include "../linear/cpu.cpp"
 #include "../rms_norm/cpu.cpp"

@@ -50,7 +50,11 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_logprobs": (None, [_P, _LONG, _INT, _P]),
     "pd_checksums": (None, [_P, _LONG, _P, _P, _P]),
     "pd_copy_pieces": (None, [_P, _P, _LONG, _P, _P, _P]),
+    "pd_memcpy_pieces": (None, [_P, _P, _LONG, _P, _P, _P]),
     "pd_copy_and_checksum_pieces": (None, [_P, _P, _LONG, _P, _P, _P, _P]),
+    "pd_send_pieces": (_LONG, [_INT, _P, _LONG, _P, _P]),
+    "pd_receive_pieces": (_LONG, [_INT, _P, _LONG, _P, _P, _P]),
+    "pd_receive_and_checksum_pieces": (_LONG, [_INT, _P, _LONG, _P, _P, _P, _P]),
     "pd_find_caller": (_P, [ctypes.c_char_p]),
     "pd_run": (_LONG, [_P, _LONG, _P]),
 }

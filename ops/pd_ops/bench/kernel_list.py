@@ -24,7 +24,8 @@ FLOATS = ("bf16", "fp32")
 DTYPES = {
     "linear": (*FLOATS, "fp8"), "moe_experts": (*FLOATS, "fp8"), "latent_write": (*FLOATS, "fp8"),
     "mla_attention": (*FLOATS, "fp8"),
-    "block_checksum": ("bytes",), "block_copy": ("bytes",), "elementary": ("fp32",), "sample": ("fp32",),
+    "block_checksum": ("bytes",), "block_copy": ("bytes",), "block_stream": ("bytes",),
+    "elementary": ("fp32",), "sample": ("fp32",),
     "verify_drafts": ("int32",), "fp8_gemm": ("fp8",), "fp8_quant": ("fp8",), "latent_fp8": ("fp8",),
 }
 CPU_SOURCES = ("cpu.cpp",)

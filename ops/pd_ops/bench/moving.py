@@ -16,12 +16,12 @@ import numpy as np
 
 from kv_transfer.transport import Connection
 from kv_transfer.transports import pull_transports
-from kv_transfer.transports.streams import receive_into, views_of
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DataLoss
 from pd_engine.settings import TransferSettings
 from pd_kernels.block_checksum.ranges import range_checksums
-from pd_kernels.block_copy import copy_pieces
+from pd_kernels.block_copy import memcpy_pieces
+from pd_kernels.block_stream.reference import receive_views, views_of
 from pd_ops.bench.child import Child
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.moving_cases import MovingCase, MovingRow, moving_cases, moving_row
@@ -114,12 +114,12 @@ class CasePuller:
 
     async def _copy(self) -> None:
         source, own = (np.frombuffer(arena.buffer, dtype=np.uint8) for arena in (self._copied, self._arena))
-        copy_pieces(source, own, self._spans.source_offsets, self._spans.offsets, self._spans.lengths)
+        memcpy_pieces(source, own, self._spans.source_offsets, self._spans.offsets, self._spans.lengths)
 
     async def _receive_bare(self) -> None:
         assert self._bare is not None
         self._bare.sendall(b"x")
-        receive_into(self._bare, views_of(self._arena.buffer, self._spans.offsets, self._spans.lengths))
+        receive_views(self._bare, views_of(self._arena.buffer, self._spans.offsets, self._spans.lengths))
 
     async def _fetch(self, name: str, checksums: bool) -> None:
         fetched = await self._connections[name, checksums].fetch(self._spans, token=TOKEN, timeout_s=TIMEOUT_S)

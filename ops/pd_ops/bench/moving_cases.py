@@ -74,7 +74,8 @@ class MovingRow:
 
     Attributes:
         checksums: whether the puller checked every piece, as it does in service.
-        reference_gib_per_s: of a memcpy of the same pieces in this process; for tcp, of a bare socket that moves them.
+        reference_gib_per_s: of the C library's memcpy of the same pieces in this process; for tcp, of a bare socket
+            that moves them.
     """
 
     transport: str

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from kv_transfer.transport import SourceTransport
 from kv_transfer.transports import source_transports
-from kv_transfer.transports.streams import send_views, views_of
 from pd_engine.cache.arena import Arena
 from pd_engine.settings import TransferSettings
 from pd_kernels.block_checksum.ranges import range_checksums
+from pd_kernels.block_stream.reference import send_views, views_of
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.moving_cases import MovingCase, moving_cases
 
