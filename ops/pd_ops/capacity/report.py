@@ -63,7 +63,7 @@ def _weights(model: Architecture, tp: int) -> Iterator[Figure]:
                      decimals=6 if part == ROUTED else 5)
     total = model.weights
     for kind, num_bytes in total.by_precision.items():
-        yield in_gib(f"all {kind}", num_bytes, "with scales")
+        yield in_gib(f"all {kind}", num_bytes, "with scales" if kind in ("FP4", "FP8") else "")
     yield in_gib("all weights", total.num_bytes, f"{total.num_tensors:,} tensors in the files")
     yield in_gib("what TP splits", model.loaded.split_bytes, "heads, experts, MLP width, vocabulary")
     yield in_gib("what TP replicates", model.loaded.replicated_bytes, "on every rank")
@@ -121,7 +121,8 @@ def _audit(model: Architecture, demand: Demand, tp: int) -> Iterator[Figure]:
     yield in_gib(f"cache of {demand.batch} requests, preallocated", found.cache_bytes, "full context, MTP's included")
     yield in_gib("workspace", found.workspace_bytes, "sum of the lines below")
     for name, num_bytes in workspace(model, demand, tp).items():
-        yield in_gib(f"  {name}", num_bytes)
+        if num_bytes:
+            yield in_gib(f"  {name}", num_bytes)
     yield in_gib("allocated", found.allocated_bytes, "weights, cache, workspace")
     yield in_gib("collectives' buffers", found.collectives_bytes, "assumed")
     yield in_gib("graphs", found.graphs_bytes, "assumed")
