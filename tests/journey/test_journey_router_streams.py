@@ -369,7 +369,10 @@ async def test_workers_that_are_killed_change_no_token(
     check_equal(complete, generate(engine, tokenizer, *cases[0], speculate=1))
 
 
-@pytest.mark.parametrize(("num_waves", "num_streams"), [(4, 5), pytest.param(20, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_waves", "num_streams"),
+    [(4, 5), pytest.param(20, 10, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])],
+)
 async def test_kill_9_at_random_moments(
     lab: Lab, engine: Engine, tokenizer: Tokenizer, num_waves: int, num_streams: int
 ) -> None:

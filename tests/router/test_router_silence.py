@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError, Unavailable
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
 from support.toy_model import toy_generate
@@ -125,3 +126,34 @@ async def test_no_prefill_left() -> None:
         await lab.tell_workers()
         await eventually(lambda: lab.router._registry.serving)
         assert list((await lab.generate(max_tokens=20)).output_ids) == ANSWER
+
+
+async def test_late_tokens_of_a_worker_that_was_stopped_are_dropped() -> None:
+    """It goes on while another one has taken over; what it says then is of an attempt that is over."""
+    config = settings(router={"worker_silence_ms": 500, "max_attempts": 8})
+    async with router_lab(config, num_decode=2) as lab:
+        for stub in lab.decode:
+            stub.faults.stall_at = 7
+        running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
+        await eventually(lambda: any(stub.arrived["stall"].is_set() for stub in lab.decode))
+        [stopped] = [stub for stub in lab.decode if stub.arrived["stall"].is_set()]
+        [other] = [stub for stub in lab.decode if stub is not stopped]
+        [old] = stopped.leases.values()
+        other.faults.stall_at = 12
+        stopped.faults.mute = True
+        await eventually(lambda: other.arrived["stall"].is_set())
+        link = lab.router._registry.link(stopped.worker_id)
+        assert link is not None
+        before = set(map(id, stopped.streams.values()))
+        stopped.faults.mute = False
+        await eventually(lambda: link.state.value == "ready" and not before & set(map(id, stopped.streams.values())))
+        lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
+        stopped.arrived["Reserve"].clear()
+        await other.kill()
+        await stopped.arrived["Reserve"].wait()  # the journey is there again
+        for index in range(7, 20):
+            late = pb.TokensEvent(journey=old.request.journey, index=index, token_ids=[9])
+            stopped._tell(old, late)
+        gate.set()
+        assert list((await running).output_ids) == ANSWER
+        assert attempts(lab, "Reserve")[-1] >= 3
