@@ -61,6 +61,31 @@ class ChoiceBlocks:
         self._cache.store(record.chain, record.block_ids, num_final=num_tokens, num_final_mtp=num_mtp)
         return self._cache.block_size * num_blocks_with_mtp if lacks_mtp else num_mtp
 
+    def kept(self, record: ChoiceRecord, block_ids: Sequence[int], num_held: int) -> int:
+        """The prompt will be computed here: the blocks are the record's, `num_held` leading ones with their contents.
+
+        Returns:
+            How many leading ones of these have final MTP slots.
+        """
+        record.block_ids = list(block_ids)
+        self._pool.transfer(record.block_ids, record.spec.key.owner, record.name)
+        num_with_mtp = num_held if self._with_mtp else 0
+        if self._cache is None or record.chain is None:
+            return num_with_mtp
+        num_cached_with_mtp = self._cache.begin(record.chain, record.block_ids)
+        record.num_cached_blocks = min(record.chain.num_stored, num_held)
+        # Held blocks that were not cached came by a handoff that broke: with all their slots.
+        lacks_mtp = num_cached_with_mtp < record.num_cached_blocks
+        return min(num_with_mtp, num_cached_with_mtp) if lacks_mtp else num_with_mtp
+
+    def computed(self, record: ChoiceRecord, num_computed: int, num_final_mtp: int) -> None:
+        """So many leading tokens of its prompt are done: whoever comes now finds their full blocks."""
+        record.num_computed, record.num_final_mtp = num_computed, num_final_mtp
+        if self._cache is not None and record.chain is not None and record.block_ids:
+            self._cache.store(
+                record.chain, record.block_ids, num_final=num_computed, num_final_mtp=num_final_mtp
+            )
+
     def grew(self, record: ChoiceRecord, token_ids: Sequence[int], num_final_mtp: int) -> None:
         """Tokens were sampled: all but the last one have their slots. Blocks that have become full are found from now
         on.

@@ -18,6 +18,7 @@ class ChoiceState(Enum):
     RESERVED = "reserved"  # has a lease
     PULLING = "pulling"    # the handoff is under way
     STALLED = "stalled"    # the handoff has failed and the router was told; the lease waits for the next attempt
+    PREFILLING = "prefilling"  # its blocks are its own; the compute thread computes its prompt
     DECODING = "decoding"  # its blocks are its own; the compute thread works on it
     LEAVING = "leaving"    # its latents are being copied to host memory, after the step under way
     AWAY = "away"          # it is in host memory, and has no blocks
@@ -26,9 +27,10 @@ class ChoiceState(Enum):
 
 
 TRANSITIONS: dict[ChoiceState, frozenset[ChoiceState]] = {
-    ChoiceState.RESERVED: frozenset({ChoiceState.PULLING, ChoiceState.ENDED}),
+    ChoiceState.RESERVED: frozenset({ChoiceState.PULLING, ChoiceState.PREFILLING, ChoiceState.ENDED}),
     ChoiceState.PULLING: frozenset({ChoiceState.STALLED, ChoiceState.DECODING, ChoiceState.ENDED}),
     ChoiceState.STALLED: frozenset({ChoiceState.ENDED}),
+    ChoiceState.PREFILLING: frozenset({ChoiceState.DECODING, ChoiceState.ENDED}),
     ChoiceState.DECODING: frozenset({ChoiceState.LEAVING, ChoiceState.ENDED}),
     ChoiceState.LEAVING: frozenset({ChoiceState.AWAY, ChoiceState.ENDED}),
     ChoiceState.AWAY: frozenset({ChoiceState.RETURNING, ChoiceState.ENDED}),
@@ -38,7 +40,8 @@ TRANSITIONS: dict[ChoiceState, frozenset[ChoiceState]] = {
 
 LEASED = frozenset({ChoiceState.RESERVED, ChoiceState.PULLING, ChoiceState.STALLED})
 PREEMPTED = frozenset({ChoiceState.LEAVING, ChoiceState.AWAY, ChoiceState.RETURNING})
-HANDED_OVER = PREEMPTED | {ChoiceState.DECODING}
+HANDED_OVER = PREEMPTED | {ChoiceState.DECODING}  # or computed here
+BEGUN = HANDED_OVER | {ChoiceState.PREFILLING}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +75,12 @@ class ChoiceRecord:
         chain: its tokens as the prefix cache knows them; None without a cache.
         deadline_s, heard_s: on the worker's clock: of the request (None: none), and the last time that its router
             was heard of by name of this journey.
-        block_ids: while it is decoding, or the compute thread has not let go of them yet.
+        block_ids: while it is prefilling or decoding, or the compute thread has not let go of them yet.
         num_generated: tokens so far, the emitted ones included.
         num_final_mtp: leading positions whose MTP slots are final.
-        place: among all of the worker, once it is handed over.
+        place: among all of the worker, once its blocks are its own.
+        num_cached_blocks: of a prompt that is computed here, leading blocks that were in the cache.
+        num_computed: of such a prompt, tokens so far.
         num_moves: how often it was moved to host memory.
         num_generated_before: when it last came back; None while it never was away.
         stored: while it is away.
@@ -95,6 +100,8 @@ class ChoiceRecord:
     num_generated: int = 0
     num_final_mtp: int = 0
     place: Place = field(default_factory=Place)
+    num_cached_blocks: int = 0
+    num_computed: int = 0
     num_moves: int = 0
     num_generated_before: int | None = None
     stored: Stored | None = None

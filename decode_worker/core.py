@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable
 
 from decode_worker.blocks import ChoiceBlocks
-from decode_worker.choice_state import HANDED_OVER, LEASED, ChoiceRecord, ChoiceState, ReserveSpec
+from decode_worker.choice_state import BEGUN, HANDED_OVER, LEASED, ChoiceRecord, ChoiceState, ReserveSpec
 from decode_worker.handoff_state import handed_over, handoff_message, is_worth_another_try
+from decode_worker.local_choices import LocalChoices
 from decode_worker.reservation import Room, num_blocks_granted
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner, Progress, StepReport
@@ -22,7 +23,15 @@ from kv_transfer.destination import HandoffDestination, Lease, PullResult
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.chain import Chain
-from pd_engine.errors import Cancelled, DeadlineExceeded, Gone, PdRelayError, ResourceExhausted, Unavailable
+from pd_engine.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Gone,
+    PdRelayError,
+    ResourceExhausted,
+    Unavailable,
+)
 from pd_engine.sequence import SampledToken
 from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import Tombstones
@@ -59,6 +68,9 @@ class DecodeCore:
         self._post = post
         self._report = report
         self._clock = clock
+        self.local = LocalChoices(
+            blocks=blocks, block_size=block_size, room=room, hub=hub, runner=runner, post=post
+        )
         self._records: dict[str, ChoiceRecord] = {}  # the newest attempt of each journey that has not ended
         self._by_name: dict[str, ChoiceRecord] = {}  # every choice that is handed over and not settled, oldest first
         self._tombstones = Tombstones()
@@ -119,11 +131,30 @@ class DecodeCore:
         if record is None or record.spec.key != key:
             raise Gone()
         record.heard_s = self._clock()
-        if record.state in HANDED_OVER or record.state is ChoiceState.STALLED:
+        if record.state in BEGUN or record.state is ChoiceState.STALLED:
             return  # the same call again, late
         self.destination.pull(key, lease_id, source)
         if record.state is ChoiceState.RESERVED:
             record.move(ChoiceState.PULLING)
+
+    def compute_prompt(self, key: JourneyKey, lease_id: str) -> None:
+        """In place of a pull: the prompt is computed here, and all tokens are told from the first one on.
+
+        Raises:
+            Gone: there is no such lease.
+            FailedPrecondition: it is being pulled.
+        """
+        record = self._records.get(key.journey_id)
+        if record is None or record.spec.key != key:
+            raise Gone()
+        record.heard_s = self._clock()
+        if record.state in (ChoiceState.PULLING, ChoiceState.STALLED):
+            raise FailedPrecondition(f"the handoff of {record.name} has begun: reserve again to compute it here")
+        if record.state in BEGUN:
+            return  # the same call again, late
+        lease = self.destination.keep(key, lease_id)
+        self._by_name[record.name] = record
+        self.local.begin(record, lease, self._clock())
 
     def release(self, journey_id: str, up_to_attempt: int) -> None:
         """Ends everything of the journey up to that attempt; nothing more is told of it."""
@@ -140,8 +171,8 @@ class DecodeCore:
         if record is None or record.spec.key != key:
             return "running" if self._hub.knows(key) else "gone"
         record.heard_s = self._clock()
-        if record.state in HANDED_OVER:
-            return "running"
+        if record.state in BEGUN:
+            return "running" if record.state in HANDED_OVER else "queued"
         return "queued" if self.destination.renew(key) else "gone"
 
     def router_left(self, router_id: str) -> None:
@@ -176,6 +207,11 @@ class DecodeCore:
         """Between two tokens of one sequence, at the present batch; 0: not yet measured."""
         rate = self.tokens_per_sequence_s.value
         return 1000 / rate if rate else 0.0
+
+    @property
+    def num_queued_prompt_tokens(self) -> int:
+        """Of prompts that are computed here."""
+        return self.local.num_queued_tokens(self._by_name.values())
 
     @property
     def num_waiting(self) -> int:
@@ -243,14 +279,22 @@ class DecodeCore:
         self.num_running = report.num_running
         if report.progress:
             mean_tokens = sum(len(item.tokens) for item in report.progress) / len(report.progress)
-            self.tokens_per_sequence_s.add(mean_tokens, report.seconds)
+            self.tokens_per_sequence_s.add(mean_tokens, report.seconds + report.prompts.seconds)
+        self.local.on_step(report.prompts, report.seconds, self._by_name)
         for stored in report.moved_out:
             self.room.on_moved_out(self._by_name.get(stored.sequence.name), stored)
         for name in report.moved_back:
             self.room.on_moved_back(self._by_name.get(name))
         for item in report.progress:
             self._advance(item)
-        for name, error in report.failed.items():
+        for first in report.prompts.firsts:
+            record = self._by_name.get(first.sequence.name)
+            if record is not None and record.state is ChoiceState.PREFILLING:
+                self.local.first_token(record, first)
+                if first.finish_reason:
+                    self._finish(record, first.finish_reason, first.stop_reason)
+                    self._settle(record)
+        for name, error in [*report.failed.items(), *report.prompts.failed.items()]:
             if (record := self._by_name.get(name)) is not None:
                 record.in_compute = False
                 self._fail(record, error)

@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decode_worker.host_tier import MOVE_BYTES, Mover, Stored
+from decode_worker.itl_budget import ItlBudget
+from decode_worker.local_prefill import LocalPrompts, PromptReport
 from decode_worker.scheduler import Batch, Place
 from pd_engine.engine import Engine
 from pd_engine.errors import Internal, PdRelayError
+from pd_engine.priority import Turn
 from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Choice
@@ -20,6 +23,8 @@ from pd_engine.steps.forward import THE_MODEL, Steps
 from pd_engine.steps.speculation import SpeculationPolicy
 
 log = logging.getLogger(__name__)
+
+NOTHING = PromptReport()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +56,7 @@ class StepReport:
         failed: by name, of sequences that the step or the move broke on; the runner has forgotten them.
         num_running: in the batch, after the step.
         seconds: duration of the decode step.
+        prompts: what was done of prompts beside it.
     """
 
     moved_out: Sequence[Stored]
@@ -59,6 +65,7 @@ class StepReport:
     failed: Mapping[str, PdRelayError]
     num_running: int
     seconds: float
+    prompts: PromptReport = NOTHING
 
 
 class DecodeRunner:
@@ -70,12 +77,13 @@ class DecodeRunner:
         move_bytes: that are copied between two steps at most.
         steps: the ways into the model.
         clock: the worker's.
+        budget: of a decode step and a chunk of a prompt beside it; None: the usual one.
     """
 
     def __init__(
         self, engine: Engine, max_batch: int, report: Callable[[StepReport], None],
         policy: SpeculationPolicy | None = None, move_bytes: int = MOVE_BYTES,
-        steps: Steps = THE_MODEL, clock: Callable[[], float] = time.monotonic,
+        steps: Steps = THE_MODEL, clock: Callable[[], float] = time.monotonic, budget: ItlBudget | None = None,
     ) -> None:
         self.engine = engine
         self._steps = steps
@@ -84,6 +92,7 @@ class DecodeRunner:
         self._mover = Mover(engine.arena, move_bytes)
         self._report = report
         self._clock = clock
+        self._prompts = LocalPrompts(engine, steps, budget or ItlBudget(), clock)
         self._sequences: dict[str, Choice] = {}
         self._places: dict[str, Place] = {}
 
@@ -98,6 +107,11 @@ class DecodeRunner:
         self._sequences[sequence.name] = sequence
         self._places[sequence.name] = place
         self._batch.join(sequence.name, place)
+
+    def add_prompt(self, prompt: Choice, turn: Turn, *, with_checksums: bool) -> None:
+        """Takes a prompt to compute, whose blocks cover all its tokens. When it is reported complete it is not here any
+        more: `add` it."""
+        self._prompts.add(prompt, turn, with_checksums=with_checksums)
 
     def grant(self, name: str, block_ids: Sequence[int]) -> None:
         """More blocks for a sequence, if it is still here."""
@@ -118,6 +132,7 @@ class DecodeRunner:
     def drop(self, name: str) -> None:
         """Forgets a sequence, if it is still here: no later step writes to its blocks."""
         self._forget(name)
+        self._prompts.drop(name)
         self._mover.drop(name)
 
     def step(self) -> bool:
@@ -125,17 +140,19 @@ class DecodeRunner:
         for stored in moves.back:
             self.add(stored.sequence, stored.place)
         sequences = [self._sequences[name] for name in self._batch.next_step(self._is_ready)]
-        if not (sequences or moves.out or moves.back or moves.failed):
-            return self._mover.is_busy
         started_s = self._steps.clock()
         progress, failed = self._try_decode(sequences) if sequences else ([], {})
         seconds = self._steps.clock() - started_s
+        prompts = self._prompts.advance(seconds if sequences else None)
+        if prompts.is_empty and not (sequences or moves.out or moves.back or moves.failed):
+            return self._mover.is_busy
         for name in [*failed, *(item.name for item in progress if item.finish_reason)]:
             self._forget(name)
         self._report(
             StepReport(
                 moved_out=moves.out, moved_back=[stored.sequence.name for stored in moves.back], progress=progress,
                 failed={**moves.failed, **failed}, num_running=self._batch.num_running, seconds=seconds,
+                prompts=prompts,
             )
         )
         return True

@@ -87,6 +87,11 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer):
         self._core.pull(*parse_pull(request))
         return pb.PullReply(epoch=self._epoch)
 
+    async def ComputePrompt(self, request: pb.ComputePromptRequest, context: Context) -> pb.ComputePromptReply:
+        key = JourneyKey.parse(request.journey.journey_id, request.journey.attempt)
+        self._core.compute_prompt(key, parse_hex_id("lease_id", request.lease_id))
+        return pb.ComputePromptReply(epoch=self._epoch)
+
 
 class DecodeWorkerService(worker_pb2_grpc.WorkerServicer):
     """What every worker answers, for this role."""

@@ -40,6 +40,7 @@ class Story:
     stop_reason: str = ""
     failure: pb.Failure | None = None
     handoff: pb.HandoffDone | None = None
+    local_prefill: pb.LocalPrefillDone | None = None
     ended_at_s: float | None = None
     end_taken: bool = False
 
@@ -50,6 +51,7 @@ class _Cursor:
 
     num_tokens: int = 0
     handoff: bool = False
+    local_prefill: bool = False
 
 
 class Subscription:
@@ -113,6 +115,9 @@ def _event(story: Story, cursor: _Cursor, tokens: Sequence[SampledToken]) -> pb.
     if story.handoff is not None and not cursor.handoff:
         cursor.handoff = True
         event.handoff.CopyFrom(story.handoff)
+    if story.local_prefill is not None and not cursor.local_prefill:
+        cursor.local_prefill = True
+        event.local_prefill.CopyFrom(story.local_prefill)
     if cursor.num_tokens + len(tokens) == len(story.tokens):
         event.finish_reason = story.finish_reason
         event.stop_reason = story.stop_reason
@@ -174,6 +179,10 @@ class TokensHub:
         story = self._stories[key]
         story.handoff = handoff
         self._tell(story)
+
+    def set_local_prefill(self, key: JourneyKey, local_prefill: pb.LocalPrefillDone) -> None:
+        """Told with the first token, which follows."""
+        self._stories[key].local_prefill = local_prefill
 
     def finish(self, key: JourneyKey, finish_reason: str, stop_reason: str, now_s: float) -> None:
         story = self._stories[key]

@@ -10,6 +10,7 @@ import torch
 
 from decode_worker.blocks import ChoiceBlocks
 from decode_worker.core import DecodeCore
+from decode_worker.itl_budget import ItlBudget
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
@@ -157,10 +158,12 @@ class DecodeWorker:
 
     def info(self) -> pb.WorkerInfo:
         assert self._engine is not None and self._destination is not None, "not started"
-        return worker_info(
+        info = worker_info(
             self._engine, worker_id=self._worker_id, role="decode", epoch=self._endpoint.epoch,
             transports=self._transports, load_seconds=self._load_seconds,
         )
+        info.computes_prompts = True
+        return info
 
     def loads(self) -> pb.LoadsReply:
         core, engine, destination, source = self._core, self._engine, self._destination, self._source
@@ -176,6 +179,8 @@ class DecodeWorker:
             num_pins=source.num_pins,
             rss_bytes=rss_bytes(),
             itl_ms=core.itl_ms,
+            queued_prefill_tokens=core.num_queued_prompt_tokens,
+            prefill_tokens_per_s=core.local.tokens_per_s.value,
             num_streams=self._hub.num_open,
             num_quarantined_blocks=engine.pool.num_quarantined,
             pull_bytes_per_s=destination.bytes_per_s,
@@ -197,6 +202,7 @@ class DecodeWorker:
         return DecodeRunner(
             engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy,
             steps=self._around.steps, clock=self._around.clock,
+            budget=ItlBudget(settings.itl_budget_ms / 1000, self._settings.engine.chunk_tokens),
         )
 
     def _room_keeper(self, engine: Engine, blocks: ChoiceBlocks, runner: DecodeRunner) -> RoomKeeper:

@@ -196,6 +196,19 @@ class HandoffDestination:
         if lease is not None:
             self._start(self._desk.run(lease, source), f"kv-pull-{key.journey_id}-{key.attempt}")
 
+    def keep(self, key: JourneyKey, lease_id: str) -> Lease:
+        """Nothing will be pulled: the lease ends, and its blocks pass to the caller, held in the pool under
+        `key.owner`. `num_held_blocks` of them have their contents.
+
+        Raises:
+            Gone: there is no such lease, or it is being pulled.
+        """
+        lease = self._book.keep(key, lease_id, self._clock())
+        return Lease(
+            lease_id=lease.lease_id, lease_ms=lease.lease_ms, num_held_blocks=lease.num_held_blocks,
+            block_ids=lease.block_ids,
+        )
+
     def renew(self, key: JourneyKey) -> bool:
         """The router vouches for the journey: the lease starts anew. False: it is gone (or handed over)."""
         return self._book.renew(key, self._clock())

@@ -133,6 +133,20 @@ class DestinationBook:
         self._turns.join(lease)
         return lease
 
+    def keep(self, key: JourneyKey, lease_id: str, now_s: float) -> LeaseRecord:
+        """Ends a lease under which nothing was pulled: its blocks are the worker's, still held under `key.owner`.
+
+        Raises:
+            Gone: there is no such lease.
+        """
+        lease = self.get(key)
+        if lease is None or lease.lease_id != lease_id or lease.state is not LeaseState.RESERVED:
+            raise Gone
+        lease.apply(LeaseEvent.KEEP)
+        del self._live[key.journey_id]
+        self._tombstones.bury(key.journey_id, key.attempt, now_s)
+        return lease
+
     def renew(self, key: JourneyKey, now_s: float) -> bool:
         """The router vouches for the journey. False: there is no such lease."""
         lease = self.get(key)

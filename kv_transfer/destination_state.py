@@ -1,6 +1,7 @@
 """The states of a destination's lease, and what a state machine tells its shell. Pure.
 
     RESERVED --pull--> PULLING --commit--> COMMITTED      the blocks are the worker's
+    RESERVED --keep--> KEPT                               so they are: it computes the prompt itself
                        PULLING --finish--> FINISHED       the first token ended the request: nobody needs them
                        PULLING --break--> BROKEN          the lease waits for the router's next attempt
     any of the first, PULLING and BROKEN --release, expire, take_over--> RELEASED, EXPIRED, TAKEN_OVER
@@ -22,6 +23,7 @@ class LeaseState(Enum):
     PULLING = "pulling"
     BROKEN = "broken"
     COMMITTED = "committed"
+    KEPT = "kept"
     FINISHED = "finished"
     RELEASED = "released"
     EXPIRED = "expired"
@@ -32,6 +34,7 @@ class LeaseEvent(Enum):
     PULL = "pull"
     BREAK = "break"
     COMMIT = "commit"
+    KEEP = "keep"
     FINISH = "finish"
     RELEASE = "release"
     EXPIRE = "expire"
@@ -45,13 +48,14 @@ _ENDINGS = {
 }
 
 TRANSITIONS: dict[LeaseState, dict[LeaseEvent, LeaseState]] = {
-    LeaseState.RESERVED: {LeaseEvent.PULL: LeaseState.PULLING, **_ENDINGS},
+    LeaseState.RESERVED: {LeaseEvent.PULL: LeaseState.PULLING, LeaseEvent.KEEP: LeaseState.KEPT, **_ENDINGS},
     LeaseState.PULLING: {
         LeaseEvent.COMMIT: LeaseState.COMMITTED, LeaseEvent.FINISH: LeaseState.FINISHED,
         LeaseEvent.BREAK: LeaseState.BROKEN, **_ENDINGS,
     },
     LeaseState.BROKEN: _ENDINGS,
     LeaseState.COMMITTED: {},
+    LeaseState.KEPT: {},
     LeaseState.FINISHED: {},
     LeaseState.RELEASED: {},
     LeaseState.EXPIRED: {},

@@ -62,6 +62,11 @@ class DecodeSettings(Section):
     adaptive_speculation: bool = Field(
         True, description="fewer drafts, or none, where measured steps say that so many do not pay; tokens are the same"
     )
+    itl_budget_ms: float = Field(
+        50.0, gt=0,
+        description="between two tokens of a sequence, while the worker computes prompts itself beside them: it takes "
+        "chunks that fit",
+    )
     projected_tokens: int = Field(
         256, ge=0,
         description="generated tokens that a choice has blocks for when it is admitted, at most; more as it grows; "
@@ -122,6 +127,15 @@ class RouterSettings(Section):
     )
     max_index_entries: int = Field(
         2_000_000, ge=0, description="cached blocks, each at one worker, that placement knows of; about 150 bytes each"
+    )
+    local_prefill_tokens: int = Field(
+        64, ge=0,
+        description="that a decode worker may compute itself at most, of a prompt whose beginning it has cached, where "
+        "that costs less than a handoff; 0: none while there is a prefill worker",
+    )
+    degraded: Literal["local", "refuse"] = Field(
+        "local",
+        description="without a prefill worker; local: decode workers compute prompts; refuse: requests are unavailable",
     )
     worker_silence_ms: int = Field(
         6_000, ge=500, description="a worker that says nothing for so long is lost; a healthy one reports every 200 ms"

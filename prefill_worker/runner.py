@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pd_engine.chunk_plan import Remaining, plan_chunks
 from pd_engine.engine import Engine
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
 from pd_engine.priority import Turn
@@ -17,6 +16,7 @@ from pd_engine.sequence import Sequence as Prompt
 from pd_engine.service.wire import finish_names
 from pd_engine.steps.forward import THE_MODEL, Steps
 from pd_engine.steps.prefill import Chunk
+from pd_engine.steps.prompt_queue import PromptQueue
 
 log = logging.getLogger(__name__)
 
@@ -81,28 +81,23 @@ class PrefillRunner:
         self._chunk_tokens = chunk_tokens
         self._report = report
         self._clock = clock
-        self._prompts: dict[str, Prompt] = {}  # by arrival
-        self._turns: dict[str, Turn] = {}
+        self._queue = PromptQueue()
         self._publishers: dict[str, Publisher] = {}
 
     def add(self, prompt: Prompt, publisher: Publisher | None, turn: Turn = ANY_TURN) -> None:
         """Takes a prompt whose blocks cover all its tokens; `publisher` None: nobody pulls it."""
-        assert prompt.name not in self._prompts, prompt.name
-        assert prompt.num_computed < prompt.num_tokens, prompt
-        self._prompts[prompt.name] = prompt
-        self._turns[prompt.name] = turn
+        self._queue.add(prompt, turn)
         if publisher is not None:
             self._publishers[prompt.name] = publisher
 
     def drop(self, name: str) -> None:
         """Forgets a prompt, if it is still here: no later step writes to its blocks."""
-        self._prompts.pop(name, None)
-        self._turns.pop(name, None)
+        self._queue.drop(name)
         self._publishers.pop(name, None)
 
     def step(self) -> bool:
         failed = self._take_overdue()
-        chunks = self._plan()
+        chunks = self._queue.plan(self._chunk_tokens)
         if not chunks and not failed:
             return False
         started_s = self._steps.clock()
@@ -127,23 +122,10 @@ class PrefillRunner:
 
     def _take_overdue(self) -> dict[str, PdRelayError]:
         """Those whose deadline has passed: nothing more is computed of them."""
-        now_s = self._clock()
-        overdue = [name for name, turn in self._turns.items() if turn.is_overdue(now_s)]
+        overdue = self._queue.overdue(self._clock())
         for name in overdue:
             self.drop(name)
         return dict.fromkeys(overdue, DeadlineExceeded("the request's deadline passed before its first token"))
-
-    def _plan(self) -> list[Chunk]:
-        names = sorted(self._prompts, key=lambda name: self._turns[name].rank)
-        queue = [
-            Remaining(name, prompt.num_tokens - prompt.num_computed, self._turns[name].priority)
-            for name in names
-            for prompt in [self._prompts[name]]
-        ]
-        return [
-            Chunk(sequence=self._prompts[plan.name], num_tokens=plan.num_tokens)
-            for plan in plan_chunks(queue, self._chunk_tokens)
-        ]
 
     def _compute(self, chunks: list[Chunk]) -> list[tuple[Prompt, SampledToken | Internal]]:
         valid_after = [

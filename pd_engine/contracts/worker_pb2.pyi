@@ -19,7 +19,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "fingerprint", "layout_version", "block_size", "num_blocks_total", "bytes_per_token", "dtype", "max_speculate", "max_context_length", "pid", "host", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "transports", "num_parameters")
+    __slots__ = ("worker_id", "role", "epoch", "fingerprint", "layout_version", "block_size", "num_blocks_total", "bytes_per_token", "dtype", "max_speculate", "max_context_length", "pid", "host", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "transports", "num_parameters", "computes_prompts")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class WorkerInfo(_message.Message):
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTES_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     epoch: str
@@ -58,7 +59,8 @@ class WorkerInfo(_message.Message):
     load_seconds: float
     transports: _containers.RepeatedScalarFieldContainer[str]
     num_parameters: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout_version: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., dtype: _Optional[str] = ..., max_speculate: _Optional[int] = ..., max_context_length: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., transports: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+    computes_prompts: bool
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout_version: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., dtype: _Optional[str] = ..., max_speculate: _Optional[int] = ..., max_context_length: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., transports: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ..., computes_prompts: _Optional[bool] = ...) -> None: ...
 
 class LoadsRequest(_message.Message):
     __slots__ = ("interval_ms",)
@@ -123,7 +125,7 @@ class TokensBatch(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., events: _Optional[_Iterable[_Union[TokensEvent, _Mapping]]] = ...) -> None: ...
 
 class TokensEvent(_message.Message):
-    __slots__ = ("journey", "index", "token_ids", "logprobs", "finish_reason", "stop_reason", "accepted_tokens", "drafted_tokens", "failure", "handoff")
+    __slots__ = ("journey", "index", "token_ids", "logprobs", "finish_reason", "stop_reason", "accepted_tokens", "drafted_tokens", "failure", "handoff", "local_prefill")
     JOURNEY_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +136,7 @@ class TokensEvent(_message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     journey: JourneyRef
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -144,7 +147,8 @@ class TokensEvent(_message.Message):
     drafted_tokens: int
     failure: Failure
     handoff: HandoffDone
-    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., stop_reason: _Optional[str] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., handoff: _Optional[_Union[HandoffDone, _Mapping]] = ...) -> None: ...
+    local_prefill: LocalPrefillDone
+    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., stop_reason: _Optional[str] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., handoff: _Optional[_Union[HandoffDone, _Mapping]] = ..., local_prefill: _Optional[_Union[LocalPrefillDone, _Mapping]] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("token_id", "logprob", "top_token_ids", "top_logprobs")
@@ -183,6 +187,14 @@ class HandoffDone(_message.Message):
     hidden_bytes: int
     cached_tokens: int
     def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class LocalPrefillDone(_message.Message):
+    __slots__ = ("cached_tokens", "block_checksums")
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    cached_tokens: int
+    block_checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cached_tokens: _Optional[int] = ..., block_checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop_token_ids", "logprobs", "speculate", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
@@ -350,6 +362,20 @@ class PullRequest(_message.Message):
     def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., lease_id: _Optional[str] = ..., source: _Optional[_Union[SourceInfo, _Mapping]] = ...) -> None: ...
 
 class PullReply(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: str
+    def __init__(self, epoch: _Optional[str] = ...) -> None: ...
+
+class ComputePromptRequest(_message.Message):
+    __slots__ = ("journey", "lease_id")
+    JOURNEY_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    journey: JourneyRef
+    lease_id: str
+    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., lease_id: _Optional[str] = ...) -> None: ...
+
+class ComputePromptReply(_message.Message):
     __slots__ = ("epoch",)
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: str

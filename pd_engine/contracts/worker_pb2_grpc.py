@@ -410,6 +410,11 @@ class DecodeWorkerStub:
                 request_serializer=pd__engine_dot_contracts_dot_worker__pb2.PullRequest.SerializeToString,
                 response_deserializer=pd__engine_dot_contracts_dot_worker__pb2.PullReply.FromString,
                 _registered_method=True)
+        self.ComputePrompt = channel.unary_unary(
+                '/pdrelay.internal.v1.DecodeWorker/ComputePrompt',
+                request_serializer=pd__engine_dot_contracts_dot_worker__pb2.ComputePromptRequest.SerializeToString,
+                response_deserializer=pd__engine_dot_contracts_dot_worker__pb2.ComputePromptReply.FromString,
+                _registered_method=True)
 
 
 class DecodeWorkerServicer:
@@ -428,6 +433,13 @@ class DecodeWorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ComputePrompt(self, request, context):
+        """In place of Pull: the worker computes the prompt itself. Returns when it is queued; all tokens come by Tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -440,6 +452,11 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=pd__engine_dot_contracts_dot_worker__pb2.PullRequest.FromString,
                     response_serializer=pd__engine_dot_contracts_dot_worker__pb2.PullReply.SerializeToString,
+            ),
+            'ComputePrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ComputePrompt,
+                    request_deserializer=pd__engine_dot_contracts_dot_worker__pb2.ComputePromptRequest.FromString,
+                    response_serializer=pd__engine_dot_contracts_dot_worker__pb2.ComputePromptReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -496,6 +513,33 @@ class DecodeWorker:
             '/pdrelay.internal.v1.DecodeWorker/Pull',
             pd__engine_dot_contracts_dot_worker__pb2.PullRequest.SerializeToString,
             pd__engine_dot_contracts_dot_worker__pb2.PullReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ComputePrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdrelay.internal.v1.DecodeWorker/ComputePrompt',
+            pd__engine_dot_contracts_dot_worker__pb2.ComputePromptRequest.SerializeToString,
+            pd__engine_dot_contracts_dot_worker__pb2.ComputePromptReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -147,6 +147,8 @@ class DecodeWorkerStub:
     Reserve: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReserveRequest, _worker_pb2.ReserveReply]
     Pull: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PullRequest, _worker_pb2.PullReply]
     """returns when the pull has begun"""
+    ComputePrompt: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ComputePromptRequest, _worker_pb2.ComputePromptReply]
+    """In place of Pull: the worker computes the prompt itself. Returns when it is queued; all tokens come by Tokens."""
 
 @_typing.type_check_only
 class DecodeWorkerAsyncStub(DecodeWorkerStub):
@@ -154,6 +156,8 @@ class DecodeWorkerAsyncStub(DecodeWorkerStub):
     Reserve: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReserveRequest, _worker_pb2.ReserveReply]  # type: ignore[assignment]
     Pull: _aio.UnaryUnaryMultiCallable[_worker_pb2.PullRequest, _worker_pb2.PullReply]  # type: ignore[assignment]
     """returns when the pull has begun"""
+    ComputePrompt: _aio.UnaryUnaryMultiCallable[_worker_pb2.ComputePromptRequest, _worker_pb2.ComputePromptReply]  # type: ignore[assignment]
+    """In place of Pull: the worker computes the prompt itself. Returns when it is queued; all tokens come by Tokens."""
 
 class DecodeWorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -170,6 +174,14 @@ class DecodeWorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.PullReply, _abc.Awaitable[_worker_pb2.PullReply]]:
         """returns when the pull has begun"""
+
+    @_abc_1.abstractmethod
+    def ComputePrompt(
+        self,
+        request: _worker_pb2.ComputePromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ComputePromptReply, _abc.Awaitable[_worker_pb2.ComputePromptReply]]:
+        """In place of Pull: the worker computes the prompt itself. Returns when it is queued; all tokens come by Tokens."""
 
 def add_DecodeWorkerServicer_to_server(servicer: DecodeWorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -44,9 +44,10 @@ class Copy:
     stop_reason: str = ""
     failure: pb.Failure | None = None
     handoff: pb.HandoffDone | None = None
+    local_prefill: pb.LocalPrefillDone | None = None
     accepted: int = 0
     drafted: int = 0
-    cached_tokens: int | None = None  # as the prefill worker said
+    cached_tokens: int | None = None  # as the worker that computed the prompt said
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -117,6 +118,9 @@ class Player:
                     copy.failure = event.failure
                 if event.HasField("handoff"):
                     copy.handoff = event.handoff
+                if event.HasField("local_prefill"):
+                    copy.local_prefill = event.local_prefill
+                    copy.cached_tokens = event.local_prefill.cached_tokens
                 copy.end(event.finish_reason, event.stop_reason)
                 copy.changed.set()
 
@@ -167,6 +171,10 @@ class Player:
         request = pb.PullRequest(journey=reserve.journey, lease_id=lease.lease_id, source=source)
         await self.decode.Pull(request, timeout=CALL_TIMEOUT_S)
 
+    async def compute_prompt(self, reserve: pb.ReserveRequest, lease: pb.ReserveReply) -> None:
+        request = pb.ComputePromptRequest(journey=reserve.journey, lease_id=lease.lease_id)
+        await self.decode.ComputePrompt(request, timeout=CALL_TIMEOUT_S)
+
     async def release(self, journey_id: str, attempt: int = 1) -> None:
         request = pb.ReleaseRequest(journeys=[pb.JourneyRef(journey_id=journey_id, attempt=attempt)], reason="test")
         for worker in (self.prefill_worker, self.decode_worker):
@@ -188,9 +196,13 @@ class Player:
     async def run(
         self, token_ids: Sequence[int], sampling: pb.Sampling, *, num_prompt_tokens: int | None = None,
         lose_first_reply: bool = False, journey_id: str | None = None, cached: bool = False, salt: str = "",
-        holder: pb.PrefixHolder | None = None,
+        holder: pb.PrefixHolder | None = None, local: bool = False,
     ) -> Copy:
-        """A whole journey, as an undisturbed router would run it; released at its end."""
+        """A whole journey, as an undisturbed router would run it; released at its end.
+
+        Args:
+            local: the decode worker computes the prompt.
+        """
         journey_id = journey_id or new_journey()
         reserve = self.reserve_request(
             journey_id, token_ids, sampling, num_prompt_tokens=num_prompt_tokens, checksums=True, cached=cached,
@@ -198,7 +210,10 @@ class Player:
         )
         lease = await self.reserve(reserve)
         copy = self.copy(journey_id)
-        async for reply in self.prefill_replies(self.prefill_request(reserve, lease, holder=holder)):
+        if local:
+            await self.compute_prompt(reserve, lease)
+        replies = self.prefill_replies(self.prefill_request(reserve, lease, holder=holder))
+        async for reply in replies if not local else _nothing():
             if reply.HasField("source"):
                 await self.pull(reserve, lease, reply.source)
             elif not lose_first_reply:
@@ -236,6 +251,11 @@ class Player:
                             break
         except TimeoutError:
             raise AssertionError(f"something is left: {last}") from None
+
+
+async def _nothing() -> AsyncIterator[pb.PrefillReply]:
+    return
+    yield  # makes it a generator
 
 
 def is_idle(load: pb.LoadsReply) -> bool:

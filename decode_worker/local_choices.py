@@ -1,0 +1,101 @@
+"""Choices whose prompts this worker computes itself, as its event loop sees them: from the lease to the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from decode_worker.blocks import ChoiceBlocks
+from decode_worker.choice_state import ChoiceRecord, ChoiceState
+from decode_worker.local_prefill import LocalFirst, PromptReport
+from decode_worker.room import RoomKeeper
+from decode_worker.runner import DecodeRunner
+from decode_worker.tokens_hub import TokensHub
+from kv_transfer.destination import Lease
+from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.priority import Turn
+from pd_engine.sequence import Sequence
+from pd_engine.service.rates import Rate
+from pd_engine.steps.state import take_cached
+
+
+class LocalChoices:
+    """Belongs to the event loop's thread.
+
+    Args:
+        post: runs a command in the compute thread between two steps.
+
+    Attributes:
+        tokens_per_s: of prompts, while there are any: the decode steps beside them take their time too.
+    """
+
+    def __init__(
+        self, *, blocks: ChoiceBlocks, block_size: int, room: RoomKeeper, hub: TokensHub, runner: DecodeRunner,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._blocks = blocks
+        self._block_size = block_size
+        self._room = room
+        self._hub = hub
+        self._runner = runner
+        self._post = post
+        self.tokens_per_s = Rate()
+
+    def begin(self, record: ChoiceRecord, lease: Lease, now_s: float) -> None:
+        """Its lease is kept: the compute thread has its prompt from here."""
+        record.move(ChoiceState.PREFILLING)
+        num_with_mtp = self._blocks.kept(record, lease.block_ids, lease.num_held_blocks)
+        sequence = self._sequence(record, lease.num_held_blocks, num_with_mtp)
+        record.num_computed = sequence.num_computed
+        record.in_compute = True
+        self._room.arrive(record)
+        turn = Turn(priority=record.spec.priority, arrived_s=now_s, deadline_s=record.deadline_s)
+        with_checksums = record.spec.report_block_checksums
+        self._post(lambda: self._runner.add_prompt(sequence, turn, with_checksums=with_checksums))
+
+    def on_step(self, report: PromptReport, decode_seconds: float, records: Mapping[str, ChoiceRecord]) -> None:
+        """What is computed is found from now on."""
+        if report.was_busy:
+            self.tokens_per_s.add(report.num_tokens, report.seconds + decode_seconds)
+        for name, num_computed, num_final_mtp in report.progress:
+            if (record := records.get(name)) is not None:
+                self._blocks.computed(record, num_computed, num_final_mtp)
+
+    def first_token(self, record: ChoiceRecord, first: LocalFirst) -> None:
+        """Its prompt is computed: it decodes, unless that token has ended it."""
+        record.move(ChoiceState.DECODING)
+        key, choice = record.spec.key, record.spec.choice
+        num_cached = min(record.num_cached_blocks * self._block_size, choice.num_prompt_tokens)
+        self._hub.set_local_prefill(
+            key, pb.LocalPrefillDone(cached_tokens=num_cached, block_checksums=first.checksums)
+        )
+        self._blocks.grew(record, [first.token.token_id], first.sequence.num_computed_mtp)
+        self._hub.push(key, [first.token])
+        if first.finish_reason:
+            record.in_compute = False
+        else:
+            self._post(lambda: self._runner.add(first.sequence, record.place))
+
+    @staticmethod
+    def num_queued_tokens(records: Iterable[ChoiceRecord]) -> int:
+        """Prompt tokens that are still to be computed here."""
+        return sum(
+            len(record.spec.choice.token_ids) - record.num_computed
+            for record in records
+            if record.state is ChoiceState.PREFILLING
+        )
+
+    def _sequence(self, record: ChoiceRecord, num_held: int, num_with_mtp: int) -> Sequence:
+        choice = record.spec.choice
+        sequence = Sequence(
+            name=record.name,
+            token_ids=list(choice.token_ids),
+            num_prompt_tokens=choice.num_prompt_tokens,
+            params=choice.params,
+            ending_ids=choice.ending_ids,
+            speculate=choice.speculate if self._runner.engine.has_mtp else 0,
+            block_ids=list(record.block_ids),
+        )
+        take_cached(
+            sequence, num_cached=num_held * self._block_size, num_cached_mtp=num_with_mtp * self._block_size
+        )
+        return sequence
