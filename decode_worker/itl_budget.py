@@ -46,7 +46,7 @@ class ItlBudget:
         return min(self._max_tokens, max(tokens, MIN_CHUNK_TOKENS))
 
     def note_chunk(self, num_tokens: int, seconds: float) -> None:
-        """A chunk was computed."""
+        """A chunk was computed beside a decode step."""
         measured = seconds / num_tokens
         known = self._seconds_a_token
         if known is None or measured > known:

@@ -117,7 +117,8 @@ class LocalPrompts:
             firsts = []
         seconds = self._steps.clock() - started_s
         num_done = sum(chunk.num_tokens for chunk in chunks)
-        self._budget.note_chunk(num_done, seconds)
+        if decode_s is not None:  # one that had the worker to itself says little of one that is small
+            self._budget.note_chunk(num_done, seconds)
         for name in [*failed, *(first.sequence.name for first in firsts)]:
             self.drop(name)
         return PromptReport(

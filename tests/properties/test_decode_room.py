@@ -29,7 +29,7 @@ def requests(seed: int, count: int, num_blocks: int, *, with_cancels: bool) -> l
             journey_id=f"{number:032x}", prompt=[1 + position % 7 for position in range(prompt)] + [rng.randint(1, 3)],
             max_tokens=rng.randint(2, most - prompt), speculate=rng.randint(0, 3),
             cancel_round=rng.randint(1, 200) if with_cancels and rng.random() < 0.3 else None,
-            priority=rng.choice([0, 0, -1, 2]),
+            priority=rng.choice([0, 0, -1, 2]), is_local=rng.random() < 0.4,
         ))
     return made
 

@@ -15,6 +15,7 @@ from decode_worker.blocks import ChoiceBlocks
 from decode_worker.choice_state import ReserveSpec
 from decode_worker.core import DecodeCore
 from decode_worker.host_tier import Stored
+from decode_worker.local_prefill import LocalFirst, PromptReport
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import Progress, StepReport
 from decode_worker.scheduler import Batch, Place
@@ -26,6 +27,7 @@ from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_engine.cache.prefix import PrefixCache
 from pd_engine.errors import ResourceExhausted
+from pd_engine.priority import Turn
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.sequence import SampledToken, Sequence
 from pd_engine.service.requests import Choice
@@ -94,11 +96,16 @@ class Runner:
         self._batch = Batch(max_batch)
         self._sequences: dict[str, Sequence] = {}
         self._places: dict[str, Place] = {}
+        self._prompts: dict[str, Sequence] = {}
         self._moves: dict[str, tuple[Sequence, Place, Copy | None, int, int]] = {}
 
     def add(self, sequence: Sequence, place: Place) -> None:
         self._sequences[sequence.name], self._places[sequence.name] = sequence, place
         self._batch.join(sequence.name, place)
+
+    def add_prompt(self, prompt: Sequence, turn: Turn, *, with_checksums: bool) -> None:
+        assert prompt.num_computed < prompt.num_tokens
+        self._prompts[prompt.name] = prompt
 
     def grant(self, name: str, block_ids: list[int]) -> None:
         if name in self._sequences:
@@ -120,6 +127,7 @@ class Runner:
     def drop(self, name: str) -> None:
         if name in self._sequences:
             self._forget(name)
+        self._prompts.pop(name, None)
         move = self._moves.pop(name, None)
         if move is not None and move[2] is not None:
             move[2].close()
@@ -133,7 +141,31 @@ class Runner:
                 self._forget(item.name)
         return StepReport(
             moved_out=moved_out, moved_back=moved_back, progress=progress, failed={},
-            num_running=self._batch.num_running, seconds=0.01,
+            num_running=self._batch.num_running, seconds=0.01, prompts=self._compute_prompts(),
+        )
+
+    def _compute_prompts(self) -> PromptReport:
+        """A chunk of one of them, or none."""
+        waiting = [prompt for prompt in self._prompts.values() if self._world.random.random() < 0.5]
+        if not waiting:
+            return PromptReport(was_busy=bool(self._prompts))
+        prompt, slots, firsts = self._world.random.choice(waiting), self._world.slots, []
+        slots.check(prompt.name, prompt.block_ids, prompt.token_ids, prompt.num_computed)
+        start = prompt.num_computed
+        prompt.num_computed += self._world.random.randint(1, prompt.num_tokens - start)
+        prompt.num_computed_mtp = max(prompt.num_computed_mtp, prompt.num_computed)
+        for position in range(start, prompt.num_computed):
+            slots.write(prompt.block_ids, position, slot_value(prompt.token_ids, position))
+        progress = (prompt.name, prompt.num_computed, prompt.num_computed_mtp)
+        if prompt.num_computed == prompt.num_tokens:
+            del self._prompts[prompt.name]
+            prompt.token_ids.append(next_token(prompt.token_ids))
+            reason, token = prompt.finish_reason(), SampledToken(token_id=prompt.token_ids[-1])
+            firsts.append(LocalFirst(
+                sequence=prompt, token=token, finish_reason=reason.value if reason else "", stop_reason=""
+            ))
+        return PromptReport(
+            progress=[progress], firsts=firsts, num_tokens=prompt.num_computed - start, seconds=0.01, was_busy=True
         )
 
     def _forget(self, name: str) -> Place:
@@ -196,6 +228,7 @@ class Destination:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.leases: dict[str, tuple[JourneyKey, tuple[int, ...]]] = {}
+        self.num_held: dict[str, int] = {}
 
     def reserve(self, key: JourneyKey, *, num_tokens: int, num_blocks: int, held_block_ids: list[int]) -> Lease:
         assert num_tokens <= num_blocks * BLOCK_SIZE
@@ -207,10 +240,17 @@ class Destination:
             raise
         block_ids = (*held_block_ids, *fresh)
         self.leases[key.journey_id] = key, block_ids
+        self.num_held[key.journey_id] = len(held_block_ids)
         return Lease(lease_id="", lease_ms=1, num_held_blocks=len(held_block_ids), block_ids=block_ids)
 
     def pull(self, key: JourneyKey, lease_id: str, source: Any) -> None:
         return
+
+    def keep(self, key: JourneyKey, lease_id: str) -> Lease:
+        _, block_ids = self.leases.pop(key.journey_id)
+        return Lease(
+            lease_id="", lease_ms=1, num_held_blocks=self.num_held.pop(key.journey_id), block_ids=block_ids
+        )
 
     def renew(self, key: JourneyKey) -> bool:
         return self.leases.get(key.journey_id, (None,))[0] == key
@@ -231,6 +271,7 @@ class Request:
     speculate: int
     cancel_round: int | None
     priority: int = 0
+    is_local: bool = False
     attempt: int = 0
     token_ids: list[int] = field(default_factory=list)
     is_placed: bool = False
@@ -308,14 +349,18 @@ class World:
                     self.core.reserve(_spec(request))
                 except ResourceExhausted:
                     return
-                self.core.pull(request.key, "", cast(Any, None))
+                if not request.is_local:
+                    self.core.pull(request.key, "", cast(Any, None))
                 request.is_placed = True
                 request.pull_round = self.round + self.random.randint(0, 8)
             waiting.pop(0)
 
     def _hand_over(self, requests: list[Request]) -> None:
         for request in requests:
-            if request.is_placed and request.pull_round <= self.round and self.destination.renew(request.key):
+            is_due = request.is_placed and request.pull_round <= self.round and self.destination.renew(request.key)
+            if is_due and request.is_local:
+                self.core.compute_prompt(request.key, "")
+            elif is_due:
                 _, block_ids = self.destination.leases.pop(request.journey_id)
                 known = request.prompt + request.token_ids
                 for position in range(len(known)):
@@ -342,7 +387,7 @@ class World:
         self.reports = [*(self.reports if lag else []), lambda: self.core.on_step(report)]
         for callback in due:
             callback()
-        return sum(len(item.tokens) for item in report.progress)
+        return sum(len(item.tokens) for item in report.progress) + report.prompts.num_tokens
 
     def _read(self, requests: list[Request], waiting: list[Request]) -> None:
         by_id = {request.journey_id: request for request in requests}
