@@ -2,6 +2,8 @@
 
 Reserve (decode) -> Prefill (prefill) -> source known -> Pull (decode), beside it the first token
 -> tokens from the decode worker's stream -> end
+
+With local prefill: Reserve -> ComputePrompt (decode) -> all tokens from its stream -> end
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DataLoss, Gone, PdRelayError, ResourceExhausted, Unavailable, from_code
 from pd_router import wire
-from pd_router.journey import HandoffReport, Journey, JourneyState
+from pd_router.journey import HandoffReport, Journey, JourneyState, LocalPrefillReport
 from pd_router.link import WorkerLink
 from pd_router.request import Request
 from pd_router.stream import Chunk
@@ -37,11 +39,12 @@ class Attempt:
     """A passenger of its links while it runs.
 
     Args:
+        prefill: the decode worker itself, if that is to compute the prompt.
         decode: None if prefill samples the only token that is left.
         speculate: draft tokens a step.
         block_hashes: of the prompt's full blocks, in order; none if cached blocks are not to be used.
         prefix_holder: whose cached blocks the prefill worker may take; None: nobody's.
-        num_uncached_tokens: that are counted as waiting at the prefill worker until they are computed.
+        num_uncached_tokens: that are counted as waiting where the prompt is computed until they are.
         num_decode_blocks: that are counted as taken at the decode worker until it reports.
         emit: called with every chunk, in order.
         remaining_ms: of the request's time.
@@ -90,7 +93,7 @@ class Attempt:
 
     async def run(self) -> AttemptFailure | None:
         """Until the journey has ended or the attempt has failed; the journey knows of either."""
-        links = [link for link in (self._prefill, self._decode) if link is not None]
+        links = list(dict.fromkeys(link for link in (self._prefill, self._decode) if link is not None))
         for link in links:
             link.attach(self._journey.journey_id, self)
         self._assigned_at = self._prefill.assign_tokens(self._num_uncached_tokens)
@@ -114,6 +117,8 @@ class Attempt:
         self._journey.note_drafts(self.number, num_accepted=event.accepted_tokens, num_drafted=event.drafted_tokens)
         if event.HasField("handoff"):
             self._note_handoff(link, event.handoff)
+        if event.HasField("local_prefill"):
+            self._note_local_prefill(link, event.local_prefill)
         if event.token_ids:
             self._take(link, event.index, event.token_ids, event.logprobs)
         if event.HasField("failure"):
@@ -144,7 +149,10 @@ class Attempt:
                 lease = await self._reserve(self._decode)
                 if not self._journey.reserved(self.number):
                     return
-            await self._run_prefill(lease)
+            if self._decode is self._prefill and lease is not None:
+                await self._compute_prompt(self._decode, lease)
+            else:
+                await self._run_prefill(lease)
         except Exception as error:  # noqa: BLE001 - whoever waits for the attempt is told
             if not self._over.done():
                 self._over.set_exception(error)
@@ -157,6 +165,12 @@ class Attempt:
             return None
         self._granted.add(decode)
         return lease
+
+    async def _compute_prompt(self, decode: WorkerLink, lease: pb.ReserveReply) -> None:
+        try:
+            await decode.calls.compute_prompt(pb.ComputePromptRequest(journey=self._ref, lease_id=lease.lease_id))
+        except PdRelayError as error:
+            self._fail(error, decode, retryable=error.retryable)
 
     async def _run_prefill(self, lease: pb.ReserveReply | None) -> None:
         pull: asyncio.Task[None] | None = None
@@ -226,8 +240,14 @@ class Attempt:
         )
         self._journey.note_handoff(self.number, report)
 
+    def _note_local_prefill(self, link: WorkerLink, done: pb.LocalPrefillDone) -> None:
+        self._note_prefilled()
+        self._journey.note_cached_tokens(self.number, done.cached_tokens)
+        report = LocalPrefillReport(worker=link.worker_id, block_checksums=tuple(done.block_checksums))
+        self._journey.note_local_prefill(self.number, report)
+
     def _note_prefilled(self) -> None:
-        """The prompt waits no more at the prefill worker."""
+        """The prompt waits no more where it is computed."""
         if not self._prefilled:
             self._prefilled = True
             self._prefill.note_computed(self._num_uncached_tokens, self._assigned_at)

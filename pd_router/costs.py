@@ -9,6 +9,8 @@ At a decode worker    move     the cache of the prompt beyond the blocks that it
                       stay     the tokens to generate, at the pace of its batch with this sequence in it
                       hold     what the blocks it takes cost those who come after: the share of the free ones that it
                                takes, for as long as it stays
+With local prefill    slow     what the sequences that a decode worker has wait while it computes a prompt for this one;
+                               queue and compute as at a prefill worker, and nothing to move
 
 More cached blocks never make any of them dearer.
 """
@@ -129,18 +131,20 @@ def decode_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -
 def local_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -> dict[str, float]:
     """Of a decode worker that offers to compute the prompt itself: it has nothing to move."""
     assert worker.local_prefill_ms_per_token is not None, worker.worker_id
-    terms = decode_terms(worker, request, num_held)
+    compute_ms = num_uncached_tokens(request, num_held) * worker.local_prefill_ms_per_token
+    stay_ms = num_expected_tokens(request) * worker.next_itl_ms
     return {
         "queue": worker.num_queued_tokens * worker.local_prefill_ms_per_token,
-        "compute": num_uncached_tokens(request, num_held) * worker.local_prefill_ms_per_token,
-        "stay": terms["stay"],
-        "hold": terms["hold"],
+        "compute": compute_ms,
+        "slow": compute_ms * worker.num_sequences,
+        "stay": stay_ms,
+        "hold": stay_ms * (request.num_local_blocks - num_held) / worker.num_blocks_free,
     }
 
 
 def break_even_tokens(prefill: WorkerView, decode: WorkerView) -> float | None:
-    """Uncached tokens up to which local prefill at `decode` is cheaper than a handoff to it from `prefill`, by what the
-    request itself pays.
+    """Uncached tokens up to which local prefill at `decode` costs less than a handoff to it from `prefill`, where both
+    have the same blocks cached.
 
     A handoff waits in the prefill worker's queue and wins per token; local prefill the other way round. None: it is
     not offered; `inf`: it does not even lose per token.
@@ -148,6 +152,7 @@ def break_even_tokens(prefill: WorkerView, decode: WorkerView) -> float | None:
     local_ms_per_token = decode.local_prefill_ms_per_token
     if local_ms_per_token is None:
         return None
-    lost_per_token_ms = local_ms_per_token - prefill.prefill_ms_per_token - decode.move_ms_per_token
+    cost_per_token_ms = local_ms_per_token * (1 + decode.num_sequences)
+    lost_per_token_ms = cost_per_token_ms - prefill.prefill_ms_per_token - decode.move_ms_per_token
     gained_ms = prefill.num_queued_tokens * prefill.prefill_ms_per_token - decode.num_queued_tokens * local_ms_per_token
     return max(0.0, gained_ms / lost_per_token_ms) if lost_per_token_ms > 0 else math.inf

@@ -34,7 +34,7 @@ STOPPING_RETRY_MS = 1_000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchSettings:
     """What the settings file says of running requests. `speculate` is the server's default; `projected_tokens` as of
-    the decode workers."""
+    the decode workers; `num_local_tokens` and `may_degrade` as of `PlacementRequest`."""
 
     admission: AdmissionLimits
     max_attempts: int
@@ -45,6 +45,8 @@ class DispatchSettings:
     itl_target_ms: float | None
     speculate: int
     projected_tokens: int
+    num_local_tokens: int
+    may_degrade: bool
     request_keep_s: float
     max_kept_tokens: int
     resume_grace_s: float
@@ -65,6 +67,8 @@ class DispatchSettings:
             itl_target_ms=settings.router.itl_target_ms,
             speculate=settings.decode.speculate,
             projected_tokens=settings.decode.projected_tokens,
+            num_local_tokens=settings.router.local_prefill_tokens,
+            may_degrade=settings.router.degraded == "local",
             request_keep_s=settings.router.request_keep_ms / 1000,
             max_kept_tokens=settings.router.max_kept_tokens,
             resume_grace_s=settings.router.resume_grace_ms / 1000,
@@ -152,6 +156,8 @@ class Dispatcher:
             num_emitted=0,
             speculate=self._speculate(request),
             projected_tokens=self._settings.projected_tokens,
+            num_local_tokens=self._settings.num_local_tokens,
+            may_degrade=self._settings.may_degrade,
             block_size=self._registry.block_size,
             block_hashes=block_hashes,
         )
@@ -236,6 +242,8 @@ class Dispatcher:
             gate=self._gate,
             speculate=self._speculate(choice.request),
             projected_tokens=self._settings.projected_tokens,
+            num_local_tokens=self._settings.num_local_tokens,
+            may_degrade=self._settings.may_degrade,
             emit=emit,
             timeout_s=self._settings.timeout_s,
             handoff_wait_s=self._settings.handoff_wait_s,

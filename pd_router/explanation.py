@@ -13,6 +13,8 @@ from pd_router.placement import (
     PrefillKind,
     Refusal,
     exclusion,
+    is_local_only,
+    offering_local,
     pace_exclusion,
     usable_decode,
     usable_local,
@@ -112,18 +114,23 @@ def _parts(request: PlacementRequest, snapshot: Snapshot) -> list[_Part]:
         )
     ]
     if request.num_decode_blocks:
-        offering = [worker for worker in snapshot.decode if worker.local_prefill_ms_per_token is not None]
-        for name, pool, usable, terms in (
-            ("decode", snapshot.decode, usable_decode(request, snapshot), costs.decode_terms),
-            ("local", offering, usable_local(request, snapshot), costs.local_terms),
-        ):
-            parts.append(
-                _Part(
-                    name=name, pool=pool, usable=_ids(usable),
-                    pinned=request.pinned_decode, num_blocks=request.num_decode_blocks,
-                    num_blocks_at_most=request.num_decode_blocks_at_most, terms=terms,
-                )
+        parts.append(
+            _Part(
+                name="decode", pool=snapshot.decode, usable=_ids(usable_decode(request, snapshot)),
+                pinned=request.pinned_decode, num_blocks=request.num_decode_blocks,
+                num_blocks_at_most=request.num_decode_blocks_at_most, terms=costs.decode_terms,
             )
+        )
+    only_local = is_local_only(request, snapshot)
+    if request.num_decode_blocks or only_local:
+        pinned = request.pinned_prefill if only_local else ""
+        parts.append(
+            _Part(
+                name="local", pool=offering_local(snapshot), usable=_ids(usable_local(request, snapshot)),
+                pinned=pinned or request.pinned_decode, num_blocks=request.num_local_blocks,
+                num_blocks_at_most=request.num_decode_blocks_at_most, terms=costs.local_terms,
+            )
+        )
     return parts
 
 
@@ -147,11 +154,13 @@ def _passed_over(worker: WorkerView, part: _Part, request: PlacementRequest) -> 
     """Why one that could take it was not considered."""
     if worker.worker_id in request.avoided:
         return Exclusion.AVOIDED
-    if part.name == "local" and request.pinned_prefill:
-        return Exclusion.PINNED_ELSEWHERE
     if part.name == "prefill":
         return Exclusion.TOO_LATE
-    return pace_exclusion(worker, request.itl_within_ms) or Exclusion.NOT_PREFERRED
+    if part.name == "local" and request.pinned_prefill:
+        return Exclusion.PINNED_ELSEWHERE
+    if (too_slow := pace_exclusion(worker, request.itl_within_ms)) is not None:
+        return too_slow
+    return Exclusion.TOO_LITTLE_CACHED if part.name == "local" else Exclusion.NOT_PREFERRED
 
 
 def _candidate_text(candidate: Candidate) -> str:

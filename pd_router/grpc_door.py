@@ -242,6 +242,9 @@ def complete_message(result: Result) -> api.GenerateComplete:
         complete.handoff.hidden_bytes = result.handoff.num_hidden_bytes
         complete.handoff.transport = result.handoff.transport
         complete.handoff.block_checksums.extend(result.handoff.block_checksums)
+    if result.local_prefill is not None:
+        complete.local_prefill.worker = result.local_prefill.worker
+        complete.local_prefill.block_checksums.extend(result.local_prefill.block_checksums)
     if result.placement is not None:
         complete.placement.CopyFrom(report_message(result.placement))
     return complete

@@ -78,6 +78,14 @@ class HandoffReport:
     block_checksums: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalPrefillReport:
+    """A decode worker has computed the prompt itself; checksums of its blocks if they were asked for."""
+
+    worker: str
+    block_checksums: tuple[int, ...]
+
+
 class Journey:
     """Attributes:
     state: where it is.
@@ -86,6 +94,7 @@ class Journey:
     stream: its tokens so far.
     error: why it was rejected or failed; None otherwise.
     handoff: of the attempt that handed over, None before.
+    local_prefill: of the last attempt whose decode worker computed the prompt, None before.
     placement: of the present attempt, None before the first.
     num_cached_tokens: prompt tokens that the first placement did not compute.
     """
@@ -98,6 +107,7 @@ class Journey:
         self.stream = stream
         self.error: PdRelayError | None = None
         self.handoff: HandoffReport | None = None
+        self.local_prefill: LocalPrefillReport | None = None
         self.placement: Placement | None = None
         self.num_cached_tokens: int | None = None
         self._max_attempts = max_attempts
@@ -156,6 +166,10 @@ class Journey:
     def note_handoff(self, attempt: int, handoff: HandoffReport) -> None:
         if attempt == self.attempt and self.state in TAKES_TOKENS:
             self.handoff = handoff
+
+    def note_local_prefill(self, attempt: int, report: LocalPrefillReport) -> None:
+        if attempt == self.attempt and self.state in TAKES_TOKENS:
+            self.local_prefill = report
 
     def note_cached_tokens(self, attempt: int, num_cached_tokens: int) -> None:
         """Only the first report counts: a later placement of the same prompt finds more in the caches."""

@@ -106,7 +106,7 @@ class HttpDoor:
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def health(self) -> Response:
-        """200 while both pools have a ready worker and the router takes requests."""
+        """200 while requests find who computes their prompts and who continues them, and the router takes some."""
         if self._dispatcher.is_stopping:
             return JSONResponse({"status": "stopping"}, status_code=503)
         serving = self._registry.serving

@@ -1,8 +1,12 @@
 """Which workers run an attempt: a pure function of the request and a snapshot of both pools.
 
 The cheapest of each pool that has room, in milliseconds (`pd_router.costs`); of equals the one with more free blocks,
-then the first by name. The two are chosen apart: what moves between them is charged to the decode worker. A decode
-worker that offers to compute prompts itself competes with the pair; none does today, so every prefill is remote.
+then the first by name. The two are chosen apart: what moves between them is charged to the decode worker.
+
+Local prefill, where the decode worker computes the prompt itself, is taken
+- for a short rest of a prompt whose beginning it has cached, where that costs less than the pair (`num_local_tokens`);
+- for every prompt while no prefill worker is ready (`may_degrade`);
+- where the request names a decode worker to compute its prompt.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ class Exclusion(Enum):
     TOO_LATE = "its first token would come too late"
     TOO_SLOW_NOW = "tokens would come too slowly with so many sequences"
     TOO_SLOW = "tokens would come too slowly even to it alone"
+    TOO_LITTLE_CACHED = "has too little of the prompt cached"
 
 
 class RefusalKind(Enum):
@@ -49,7 +54,8 @@ class PrefillKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """`role` is the pool that cannot take it; `request` and `snapshot` are what it was decided from."""
+    """`role` is the pool that cannot take it, or "local" where a decode worker is to compute the prompt; `request` and
+    `snapshot` are what it was decided from."""
 
     role: str
     kind: RefusalKind
@@ -80,22 +86,26 @@ class Placement:
 
 def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
     """Where one attempt is to run, or why it cannot."""
+    if is_local_only(request, snapshot):
+        return _local_placement(request, snapshot) or _local_refusal(request, snapshot)
     decode: str | None = None
     decode_ms = 0.0
+    if _has_no_prefill(snapshot) and not request.may_degrade:
+        return _refusal("prefill", request, snapshot)
     if request.num_decode_blocks:
         usable = usable_decode(request, snapshot)
         if not usable:
             return _refusal("decode", request, snapshot)
         chosen, decode_ms = _cheapest(usable, costs.decode_ms(usable, request, snapshot.held))
         decode = chosen.worker_id
-    local = _local_placement(request, snapshot)
     usable = usable_prefill(request, snapshot)
     if not usable:
-        return local if local is not None else _refusal("prefill", request, snapshot)
+        return _refusal("prefill", request, snapshot)
     offer = best_offer(request, snapshot)
     chosen, _ = _cheapest(usable, costs.prefill_ms(usable, request, snapshot.held, offer))
     num_held = snapshot.held.get(chosen.worker_id, 0)
     ttft_ms = costs.first_token_ms(chosen, request, num_held, offer)
+    local = _local_placement(request, snapshot)
     if local is not None and local.cost_ms < ttft_ms + decode_ms:
         return local
     return Placement(
@@ -127,22 +137,50 @@ def usable_prefill(request: PlacementRequest, snapshot: Snapshot) -> list[Worker
 def usable_decode(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerView]:
     """Those that can take it, without those that failed it unless nobody else is there; only the one that holds
     verified blocks of the journey if it is among them."""
-    return _usable_decode(request, snapshot.decode)
+    return _usable_decode(request, snapshot.decode, request.num_decode_blocks)
 
 
 def usable_local(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerView]:
-    """Decode workers that can take it and offer to compute the prompt; none if a prefill worker was asked for."""
-    offering = [worker for worker in snapshot.decode if worker.local_prefill_ms_per_token is not None]
-    if not offering or request.pinned_prefill or not request.num_decode_blocks:
+    """Decode workers that can take it with its prompt, which they offer to compute, and are allowed to."""
+    offering = offering_local(snapshot)
+    if is_local_only(request, snapshot):
+        pinned = request.pinned_prefill
+        offering = [worker for worker in offering if pinned in ("", worker.worker_id)]
+    elif request.pinned_prefill or not request.num_decode_blocks:
         return []
-    return _usable_decode(request, offering)
+    else:
+        held = snapshot.held
+        offering = [
+            worker
+            for worker in offering
+            if worker.worker_id in held
+            and costs.num_uncached_tokens(request, held[worker.worker_id]) <= request.num_local_tokens
+        ]
+    return _usable_decode(request, offering, request.num_local_blocks)
 
 
-def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView]) -> list[WorkerView]:
+def offering_local(snapshot: Snapshot) -> list[WorkerView]:
+    """Decode workers that compute prompts themselves if asked to."""
+    return [worker for worker in snapshot.decode if worker.local_prefill_ms_per_token is not None]
+
+
+def _has_no_prefill(snapshot: Snapshot) -> bool:
+    return not any(worker.ready and worker.expected for worker in snapshot.prefill)
+
+
+def is_local_only(request: PlacementRequest, snapshot: Snapshot) -> bool:
+    """Whether nobody but a decode worker may compute the prompt: one is named, or no prefill worker is left."""
+    offering = offering_local(snapshot)
+    if request.pinned_prefill:
+        return any(worker.worker_id == request.pinned_prefill for worker in offering)
+    return request.may_degrade and bool(offering) and _has_no_prefill(snapshot)
+
+
+def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView], num_blocks: int) -> list[WorkerView]:
     if request.itl_within_ms is not None:
         pool = [worker for worker in pool if pace_exclusion(worker, request.itl_within_ms) is None]
     usable = _usable(
-        pool, request.num_decode_blocks, request.pinned_decode, request.avoided, request.num_decode_blocks_at_most
+        pool, num_blocks, request.pinned_decode, request.avoided, request.num_decode_blocks_at_most
     )
     if request.preferred_decode:
         return [worker for worker in usable if worker.worker_id == request.preferred_decode] or usable
@@ -222,6 +260,15 @@ def _refusal(role: str, request: PlacementRequest, snapshot: Snapshot) -> Refusa
     else:
         kind = _refusal_kind(snapshot.prefill, request.pinned_prefill, request.num_prefill_blocks)
     return Refusal(role=role, kind=kind, request=request, snapshot=snapshot)
+
+
+def _local_refusal(request: PlacementRequest, snapshot: Snapshot) -> Refusal:
+    pinned = request.pinned_prefill or request.pinned_decode
+    kind = _refusal_kind(
+        offering_local(snapshot), pinned, request.num_local_blocks, request.num_decode_blocks_at_most,
+        request.itl_within_ms,
+    )
+    return Refusal(role="local", kind=kind, request=request, snapshot=snapshot)
 
 
 def _refusal_kind(

@@ -20,7 +20,7 @@ class WorkerView:
         ready: takes new work.
         expected: is there, or may come back; False once it is known that it will not.
         has_room: False after it refused for lack of room, until it next reports.
-        num_queued_tokens: prompt tokens that wait or run there.
+        num_queued_tokens: prompt tokens that wait or run there; at a decode worker, of those that it computes itself.
         num_sequences: that it decodes or will.
         num_blocks_free: for a prefill worker all it has, as prompts wait there for theirs.
         prefill_ms_per_token: of a prefill worker.
@@ -28,7 +28,8 @@ class WorkerView:
         alone_itl_ms: the same with one sequence in all.
         itl_limit_ms: more than this breaks the target of a sequence that is there; inf: none has one.
         move_ms_per_token: to pull the cache of a token.
-        local_prefill_ms_per_token: of a decode worker that offers to compute prompts itself; None: it does not.
+        local_prefill_ms_per_token: of a decode worker that offers to compute prompts itself, beside its steps; None:
+            it does not.
     """
 
     worker_id: str
@@ -83,12 +84,15 @@ class PlacementRequest:
         num_output_tokens: that it may still generate.
         block_size: tokens a block.
         block_hashes: of the prompt's full blocks, in order; none if cached blocks are not to be used.
-        pinned_prefill, pinned_decode: the only worker allowed; empty: any.
+        pinned_prefill, pinned_decode: the only worker allowed; empty: any. A decode worker as `pinned_prefill` is to
+            compute the prompt itself.
         avoided: workers that failed this journey; taken only if nobody else is there.
         preferred_decode: holds verified blocks of this journey; empty: none.
         first_token_within_ms: prefill workers that would be later are taken only if all would be; None: whenever.
         itl_within_ms: decode workers that would be slower with it have no room, nor those where it would break another
             one's target; inf: it has no target of its own; None: it goes anywhere.
+        num_local_tokens: of a prompt whose beginning a decode worker has cached, that it may compute itself at most.
+        may_degrade: where no prefill worker is left, decode workers may compute prompts.
     """
 
     num_tokens: int
@@ -104,3 +108,10 @@ class PlacementRequest:
     preferred_decode: str = ""
     first_token_within_ms: float | None = None
     itl_within_ms: float | None = None
+    num_local_tokens: int = 0
+    may_degrade: bool = True
+
+    @property
+    def num_local_blocks(self) -> int:
+        """That it needs at first at a decode worker that computes the prompt."""
+        return self.num_decode_blocks or self.num_prefill_blocks

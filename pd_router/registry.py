@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import grpc.aio
 
@@ -51,6 +52,7 @@ def check_agreement(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> Non
 class Registry:
     """Args:
     open_channel: to a worker's address, with the cluster secret.
+    may_degrade: without a prefill worker, decode workers compute prompts.
 
     Attributes:
     router_id: names this life of this router to workers.
@@ -65,6 +67,7 @@ class Registry:
         silence_ms: int,
         max_index_entries: int,
         can_fetch: bool,
+        may_degrade: bool,
         new_id: NewId = random_id,
     ) -> None:
         """`can_fetch`: prefill workers take cached blocks from other workers."""
@@ -73,6 +76,7 @@ class Registry:
         self._open_channel = open_channel
         self._can_fetch = can_fetch
         self._renew_interval_s = lease_ms / 3 / 1000
+        self._may_degrade = may_degrade
         self._silence_s = silence_ms / 1000
         self._links: dict[str, WorkerLink] = {}
         self._change = asyncio.Event()
@@ -134,8 +138,12 @@ class Registry:
 
     @property
     def serving(self) -> bool:
-        """Whether both pools have a ready worker."""
-        return all(any(link.state is LinkState.READY for link in self.links(role)) for role in Role)
+        """Whether requests find who computes their prompts and who continues them."""
+        ready = [link for link in self._links.values() if link.state is LinkState.READY]
+        decode = [link.info for link in ready if link.role is Role.DECODE and link.info is not None]
+        if any(link.role is Role.PREFILL for link in ready):
+            return bool(decode)
+        return self._may_degrade and any(info.computes_prompts for info in decode)
 
     @property
     def identity(self) -> pb.WorkerInfo | None:
@@ -180,7 +188,7 @@ class Registry:
         """Both pools now, and who has how much cached of a prompt with these full blocks."""
         return Snapshot(
             prefill=self._views(Role.PREFILL, prefill_view),
-            decode=self._views(Role.DECODE, decode_view),
+            decode=self._views(Role.DECODE, partial(decode_view, prefill=self.links(Role.PREFILL))),
             held=self.index.held(block_hashes),
             prefill_is_measured=any(link.load.prefill_ms_per_token is not None for link in self.links(Role.PREFILL)),
             itl_is_measured=any(link.load.itl.is_measured for link in self.links(Role.DECODE)),

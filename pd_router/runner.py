@@ -31,6 +31,7 @@ class JourneyRunner:
     """Args:
     speculate: draft tokens a step.
     projected_tokens: generated ones that a decode worker grants blocks for at first, at most; 0: all.
+    num_local_tokens, may_degrade: when decode workers may compute prompts, as of `PlacementRequest`.
     emit: called with every chunk, in order, from the event loop.
     timeout_s: of the whole journey.
     handoff_wait_s: how long a decode worker may still finish a handoff whose prefill call has broken.
@@ -48,6 +49,8 @@ class JourneyRunner:
         gate: RoomGate,
         speculate: int,
         projected_tokens: int,
+        num_local_tokens: int,
+        may_degrade: bool,
         emit: Callable[[Chunk], None],
         timeout_s: float,
         handoff_wait_s: float,
@@ -62,6 +65,8 @@ class JourneyRunner:
         self._gate = gate
         self._speculate = speculate
         self._projected_tokens = projected_tokens
+        self._num_local_tokens = num_local_tokens
+        self._may_degrade = may_degrade
         self._emit = emit
         self._timeout_s = timeout_s
         self._handoff_wait_s = handoff_wait_s
@@ -152,7 +157,7 @@ class JourneyRunner:
             block_hashes=wanted.block_hashes,
             prefix_holder=self._prefix_holder(placement),
             num_uncached_tokens=num_uncached_tokens(wanted, num_had),
-            num_decode_blocks=wanted.num_decode_blocks,
+            num_decode_blocks=wanted.num_local_blocks if prefill is decode else wanted.num_decode_blocks,
             emit=self._emit,
             remaining_ms=self._remaining_ms,
             handoff_wait_s=self._handoff_wait_s,
@@ -194,6 +199,8 @@ class JourneyRunner:
             block_hashes=block_hashes,
             avoided=frozenset(self._failed_workers),
             preferred_decode=self._preferred_decode,
+            num_local_tokens=self._num_local_tokens,
+            may_degrade=self._may_degrade,
         )
 
     def _release_all_but(self, worker_id: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pd_engine.errors import InvalidArgument, PdRelayError
 from pd_engine.sequence import FinishReason, SampledToken
 from pd_router.callers import Caller
-from pd_router.journey import HandoffReport, Journey, JourneyState
+from pd_router.journey import HandoffReport, Journey, JourneyState, LocalPrefillReport
 from pd_router.placement import Placement
 from pd_router.request import Request, Submission
 from pd_router.stream import Chunk
@@ -29,6 +29,7 @@ class Result:
     num_accepted: int
     num_drafted: int
     handoff: HandoffReport | None
+    local_prefill: LocalPrefillReport | None
     placement: Placement | None
 
 
@@ -78,6 +79,7 @@ class RunningChoice:
             num_accepted=journey.num_accepted,
             num_drafted=journey.num_drafted,
             handoff=journey.handoff,
+            local_prefill=journey.local_prefill,
             placement=journey.placement,
         )
 

@@ -80,6 +80,7 @@ class Router:
             silence_ms=self._settings.router.worker_silence_ms,
             max_index_entries=self._settings.router.max_index_entries,
             can_fetch=self._settings.transfer.prefix_fetch_ms > 0,
+            may_degrade=self._settings.router.degraded == "local",
         )
         self._metrics = Metrics(
             self._registry, lambda: self._dispatcher.num_running, lambda: self._dispatcher.num_waiting

@@ -33,8 +33,8 @@ def prefill_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
     )
 
 
-def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
-    """`pool` as for prefill."""
+def decode_view(link: WorkerLink, pool: Iterable[WorkerLink], *, prefill: Iterable[WorkerLink]) -> WorkerView:
+    """`pool` as for prefill; `prefill`: that pool. Who has computed no prompt counts as fast as the fastest of all."""
     load = link.load
     info = link.info if link.info is not None else pb.WorkerInfo()
     num_sequences = max(len(link.passengers), load.num_sequences)
@@ -44,6 +44,7 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
         ready=link.takes_work,
         expected=link.endpoint.is_expected,
         has_room=load.has_room,
+        num_queued_tokens=load.num_queued_tokens,
         num_sequences=num_sequences,
         num_blocks_free=load.num_blocks_free,
         num_blocks_total=info.num_blocks_total,
@@ -51,7 +52,15 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink]) -> WorkerView:
         alone_itl_ms=min((line.at(1) for line in lines), default=assumed_itl_ms(1)),
         itl_limit_ms=min((passenger.itl_limit_ms for passenger in link.passengers.values()), default=math.inf),
         move_ms_per_token=_move_ms_per_token(link, pool),
+        local_prefill_ms_per_token=_local_prefill_ms(link, [*pool, *prefill]) if info.computes_prompts else None,
     )
+
+
+def _local_prefill_ms(link: WorkerLink, others: Iterable[WorkerLink]) -> float:
+    if link.load.prefill_ms_per_token is not None:
+        return link.load.prefill_ms_per_token
+    measured = (other.load.prefill_ms_per_token for other in others)
+    return min((ms for ms in measured if ms is not None), default=DEFAULT_PREFILL_MS_PER_TOKEN)
 
 
 def _move_ms_per_token(link: WorkerLink, pool: Iterable[WorkerLink]) -> float:

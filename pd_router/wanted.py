@@ -56,11 +56,14 @@ def placement_request(
     block_hashes: tuple[bytes, ...],
     avoided: frozenset[str] = frozenset(),
     preferred_decode: str = "",
+    num_local_tokens: int = 0,
+    may_degrade: bool = True,
 ) -> PlacementRequest:
     """For an attempt that goes on after so many emitted tokens; if only one is left, prefill samples it.
 
     Args:
         projected_tokens: generated ones that a decode worker grants blocks for at first, at most; 0: all.
+        num_local_tokens, may_degrade: as of `PlacementRequest`.
     """
     num_tokens = len(request.prompt_ids) + num_emitted
     num_left = request.params.max_tokens - num_emitted
@@ -78,4 +81,6 @@ def placement_request(
         pinned_decode=request.placement.decode_worker,
         avoided=avoided,
         preferred_decode=preferred_decode,
+        num_local_tokens=num_local_tokens,
+        may_degrade=may_degrade,
     )

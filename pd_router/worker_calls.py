@@ -62,6 +62,11 @@ class WorkerCalls:
             reply = await self._decode.Pull(request, timeout=self._silence_s)
         self._heard(reply.epoch)
 
+    async def compute_prompt(self, request: pb.ComputePromptRequest) -> None:
+        with self._typed("ComputePrompt"):
+            reply = await self._decode.ComputePrompt(request, timeout=self._silence_s)
+        self._heard(reply.epoch)
+
     async def prefill(self, request: pb.PrefillRequest) -> AsyncIterator[pb.PrefillReply]:
         """The replies, until the first token; the request's own deadline bounds it."""
         call = self._prefill.Prefill(request)

@@ -5,6 +5,7 @@
     usage: {"prompt_tokens", "completion_tokens", "cached_tokens"}
     accepted_tokens, drafted_tokens: of speculation
     handoff: null, or {"prefill_worker", "decode_worker", "bytes", "hidden_bytes", "transport"}
+    local_prefill: null, or {"worker"}
     warnings: what was unusual about the request
 """
 
@@ -37,6 +38,7 @@ def complete_document(complete: api_pb2.GenerateComplete) -> Document:
         "accepted_tokens": complete.accepted_tokens,
         "drafted_tokens": complete.drafted_tokens,
         "handoff": _handoff_document(complete.handoff) if complete.HasField("handoff") else None,
+        "local_prefill": {"worker": complete.local_prefill.worker} if complete.HasField("local_prefill") else None,
         "warnings": list(complete.warnings),
     }
 
@@ -57,6 +59,7 @@ def generation_document(generation: Generation, warnings: Sequence[str]) -> Docu
         "accepted_tokens": generation.accepted_tokens,
         "drafted_tokens": generation.drafted_tokens,
         "handoff": None,
+        "local_prefill": None,
         "warnings": list(warnings),
     }
 

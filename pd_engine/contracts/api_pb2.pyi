@@ -170,7 +170,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
-    __slots__ = ("output_ids", "text", "finish_reason", "usage", "seed", "logprobs", "accepted_tokens", "drafted_tokens", "handoff", "warnings", "stop_reason", "placement", "choice")
+    __slots__ = ("output_ids", "text", "finish_reason", "usage", "seed", "logprobs", "accepted_tokens", "drafted_tokens", "handoff", "warnings", "stop_reason", "placement", "choice", "local_prefill")
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class GenerateComplete(_message.Message):
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     finish_reason: str
@@ -197,7 +198,8 @@ class GenerateComplete(_message.Message):
     stop_reason: str
     placement: PlacementReport
     choice: int
-    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., placement: _Optional[_Union[PlacementReport, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
+    local_prefill: LocalPrefill
+    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., accepted_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., handoff: _Optional[_Union[Handoff, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., stop_reason: _Optional[str] = ..., placement: _Optional[_Union[PlacementReport, _Mapping]] = ..., choice: _Optional[int] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ...) -> None: ...
 
 class PlacementReport(_message.Message):
     __slots__ = ("kind", "prefill_worker", "decode_worker", "ttft_ms", "refusal", "num_prompt_tokens", "num_hashed_blocks", "candidates", "break_even_tokens", "prefix_worker", "num_prefix_blocks")
@@ -264,6 +266,14 @@ class Handoff(_message.Message):
     block_checksums: _containers.RepeatedScalarFieldContainer[int]
     hidden_bytes: int
     def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ...) -> None: ...
+
+class LocalPrefill(_message.Message):
+    __slots__ = ("worker", "block_checksums")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    block_checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)

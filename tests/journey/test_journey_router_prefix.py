@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK = 16
 SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 8, "chunk_tokens": 64}, "decode": {"adaptive_speculation": False},
-    "router": {"grpc_port": 0, "http_port": 0},
+    "router": {"grpc_port": 0, "http_port": 0, "local_prefill_tokens": 0},
 }
 TEXT = "Iterators are objects that return one item after the other, and raise an exception when none is left. " * 4
 

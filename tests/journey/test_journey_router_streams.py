@@ -141,7 +141,9 @@ def request(prompt: list[int], asked: SamplingParams, **fields: Any) -> api.Gene
 
 async def start_lab(prefill: list[ProcessWorker], decode: list[ProcessWorker], log_dir: Path) -> AsyncIterator[Lab]:
     router = Router(
-        load_settings(None, {**WORKERS, "router": {"grpc_port": 0, "http_port": 0, "max_attempts": 8}}), secret=SECRET
+        load_settings(None, {**WORKERS, "router": {
+            "grpc_port": 0, "http_port": 0, "max_attempts": 8, "local_prefill_tokens": 0, "degraded": "refuse",
+        }}), secret=SECRET
     )
     addresses = await router.start()
     async with (

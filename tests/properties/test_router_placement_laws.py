@@ -45,7 +45,9 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         num_prefill_blocks=-(-num_tokens // 16),
         num_decode_blocks=draw(st.sampled_from([0, 10, 26])),
         num_output_tokens=draw(st.integers(1, 1_000)),
-        pinned_prefill=draw(st.sampled_from(["", "", "", "a"])),
+        pinned_prefill=draw(st.sampled_from(["", "", "", "a", "d"])),
+        num_local_tokens=draw(st.sampled_from([0, 40, 1_000])),
+        may_degrade=draw(st.booleans()),
         pinned_decode=draw(st.sampled_from(["", "", "", "d"])),
         avoided=draw(st.frozensets(st.sampled_from("abcdef"), max_size=3)),
         preferred_decode=draw(st.sampled_from(["", "e"])),
@@ -76,23 +78,35 @@ def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is
     prefill = {w.worker_id for w in snapshot.prefill if can_take(w, request.num_prefill_blocks, request.pinned_prefill)}
     decode = {w.worker_id for w in snapshot.decode if can_take(w, request.num_decode_blocks, request.pinned_decode)}
     local = {
-        w.worker_id for w in snapshot.decode if w.local_prefill_ms_per_token is not None and not request.pinned_prefill
+        w.worker_id
+        for w in snapshot.decode
+        if w.local_prefill_ms_per_token is not None and can_take(w, request.num_local_blocks, request.pinned_decode)
+        and request.pinned_prefill in ("", w.worker_id)
     }
+    has_prefill = any(w.ready and w.expected for w in snapshot.prefill)
     decision = place(request, snapshot)
     if isinstance(decision, Refusal):
-        assert not (decode if decision.role == "decode" else prefill)
+        assert not {"decode": decode, "prefill": prefill, "local": local}[decision.role]
+        if not request.pinned_prefill and not has_prefill and request.may_degrade:
+            assert not local
         assert decision.kind is not RefusalKind.NO_ROOM or snapshot.prefill or snapshot.decode
         return
-    if request.num_decode_blocks:
+    if decision.kind is PrefillKind.LOCAL:
+        assert request.may_degrade or has_prefill or request.pinned_prefill
+    elif request.num_decode_blocks:
         assert decision.decode_worker in decode
     else:
         assert decision.decode_worker is None
     if decision.kind is PrefillKind.LOCAL:
         assert decision.prefill_worker == decision.decode_worker
-        assert decision.decode_worker in local & decode
+        assert decision.decode_worker in local
+        if has_prefill and not request.pinned_prefill:
+            num_held = snapshot.held[decision.prefill_worker]
+            assert costs.num_uncached_tokens(request, num_held) <= request.num_local_tokens
     else:
         assert decision.prefill_worker in prefill
-    alternatives = {decision.prefill_worker: prefill, decision.decode_worker: decode}
+    is_local = decision.kind is PrefillKind.LOCAL
+    alternatives = {decision.prefill_worker: prefill, decision.decode_worker: decode} if not is_local else {}
     for chosen, usable in alternatives.items():
         assert chosen not in request.avoided or usable <= request.avoided
 

@@ -80,15 +80,30 @@ def test_where_local_prefill_breaks_even(local_ms_per_token: float | None, queue
 
 
 def test_local_prefill_is_a_candidate_where_it_is_offered() -> None:
-    pools = Snapshot(prefill=(PREFILL,), decode=(replace(DECODE, local_prefill_ms_per_token=0.5),))
-    placement = placed(REQUEST, pools)
+    offering = replace(DECODE, local_prefill_ms_per_token=0.5)
+    pools = Snapshot(
+        prefill=(PREFILL,), decode=(offering, replace(offering, worker_id="d1", next_itl_ms=3.0)), held={"d0": 1}
+    )
+    placement = placed(replace(REQUEST, num_local_tokens=84), pools)
     assert explain(placement).splitlines() == [
-        "local prefill, 50.0 ms to the first token",
+        "local prefill, 42.0 ms to the first token",
         "prefill none: p: 106.0 ms (queue 3.0 + compute 100.0 + delay 3.0)",
-        "decode none: d0: 25.0 ms (move 1.0 + stay 20.0 + hold 4.0)",
-        "local d0: d0: 74.0 ms (queue 0.0 + compute 50.0 + stay 20.0 + hold 4.0)",
+        "decode none: d0: 24.4 ms (move 0.8 + stay 20.0 + hold 3.6, 1 block cached); "
+        "d1: 37.0 ms (move 1.0 + stay 30.0 + hold 6.0)",
+        "local d0: d0: 65.6 ms (queue 0.0 + compute 42.0 + slow 0.0 + stay 20.0 + hold 3.6, 1 block cached); "
+        "d1: has too little of the prompt cached",
     ]
     named = placed(replace(REQUEST, pinned_prefill="p"), pools)
-    [local] = [c for c in candidates(named) if c.part == "local"]
-    assert local.exclusion is Exclusion.PINNED_ELSEWHERE
+    assert {c.exclusion for c in candidates(named) if c.part == "local"} == {Exclusion.PINNED_ELSEWHERE}
     assert break_even_tokens(named) == math.inf
+
+
+def test_without_a_prefill_worker_the_explanation_has_the_local_candidates() -> None:
+    pools = Snapshot(prefill=(), decode=(replace(DECODE, local_prefill_ms_per_token=0.5, num_sequences=2),))
+    only_token = placed(replace(REQUEST, num_decode_blocks=0), pools)
+    assert explain(only_token).splitlines() == [
+        "local prefill, 50.0 ms to the first token",
+        "local d0: d0: 172.8 ms (queue 0.0 + compute 50.0 + slow 100.0 + stay 20.0 + hold 2.8)",
+    ]
+    refusal = place(REQUEST, replace(pools, decode=(replace(pools.decode[0], has_room=False),)))
+    assert explain(refusal) == "local: no worker has room now (d0: no room now)"

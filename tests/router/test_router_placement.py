@@ -204,17 +204,64 @@ def test_the_decode_worker_that_holds_verified_blocks_is_preferred() -> None:
 
 
 @pytest.mark.parametrize("local_ms_per_token", [0.1, 1.5, 3.0])
-def test_local_prefill_competes_only_where_it_is_offered(local_ms_per_token: float) -> None:
-    prefill = [worker("p", num_queued_tokens=100, prefill_ms_per_token=1.0)]
-    pools = snapshot(prefill, [worker("d", local_prefill_ms_per_token=local_ms_per_token, move_ms_per_token=0.1)])
-    decision = place(REQUEST, pools)
-    assert isinstance(decision, Placement)
-    is_cheaper = 100 * local_ms_per_token < (100 + 100) * 1.0 + 100 * 0.1
-    assert decision.kind is (PrefillKind.LOCAL if is_cheaper else PrefillKind.REMOTE)
+@pytest.mark.parametrize("num_sequences", [0, 1])
+def test_local_prefill_of_a_short_rest_where_it_costs_less(local_ms_per_token: float, num_sequences: int) -> None:
+    """84 of 100 tokens are to be computed there; sequences that decode there wait for it too."""
+    prefill = [worker("p", num_queued_tokens=50, prefill_ms_per_token=1.0)]
+    local = worker(
+        "d", local_prefill_ms_per_token=local_ms_per_token, move_ms_per_token=0.1, num_sequences=num_sequences
+    )
+    asked = replace(REQUEST, num_local_tokens=84)
+    decision = place(asked, snapshot(prefill, [local], held={"d": 1}))
+    is_cheaper = 84 * local_ms_per_token * (1 + num_sequences) < (50 + 100) * 1.0 + 84 * 0.1
+    assert kind_of(decision) is (PrefillKind.LOCAL if is_cheaper else PrefillKind.REMOTE)
     assert placed(decision) == ("d" if is_cheaper else "p", "d")
-    silent = place(REQUEST, snapshot(prefill, [worker("d")]))
-    assert isinstance(silent, Placement)
-    assert silent.kind is PrefillKind.REMOTE
+
+
+def kind_of(decision: Placement | Refusal) -> PrefillKind:
+    assert isinstance(decision, Placement), decision
+    return decision.kind
+
+
+def test_no_local_prefill_where_it_is_not_offered_or_not_of_a_short_rest() -> None:
+    offering, prefill = worker("d", local_prefill_ms_per_token=0.01), [worker("p")]
+    asked = replace(REQUEST, num_local_tokens=84)
+    assert kind_of(place(asked, snapshot(prefill, [offering], held={"d": 1}))) is PrefillKind.LOCAL
+    for request, pools in (
+        (asked, snapshot(prefill, [worker("d")], held={"d": 1})),
+        (asked, snapshot(prefill, [offering])),
+        (replace(asked, num_local_tokens=83), snapshot(prefill, [offering], held={"d": 1})),
+        (REQUEST, snapshot(prefill, [offering], held={"d": 6})),
+        (replace(asked, pinned_prefill="p"), snapshot(prefill, [offering], held={"d": 1})),
+        (replace(asked, num_decode_blocks=0), snapshot(prefill, [offering], held={"d": 1})),
+        (asked, snapshot([replace(prefill[0], has_room=True)], [replace(offering, worker_id="e")], held={"d": 1})),
+    ):
+        assert kind_of(place(request, pools)) is PrefillKind.REMOTE
+
+
+def test_without_a_prefill_worker_decode_workers_compute_prompts_unless_they_are_not_to() -> None:
+    local = [worker("d", local_prefill_ms_per_token=5.0)]
+    for prefill in ([], [worker("p", ready=False)], [worker("p", expected=False, ready=False)]):
+        assert kind_of(place(REQUEST, snapshot(prefill, local))) is PrefillKind.LOCAL
+        assert placed(place(replace(REQUEST, num_decode_blocks=0), snapshot(prefill, local))) == ("d", "d")
+        refusing = replace(REQUEST, may_degrade=False)
+        assert refused(place(refusing, snapshot(prefill, local)))[0] == "prefill"
+        assert refused(place(refusing, snapshot(prefill, [replace(local[0], has_room=False)])))[0] == "prefill"
+        full = [replace(local[0], num_blocks_free=9)]
+        assert refused(place(REQUEST, snapshot(prefill, full))) == ("local", RefusalKind.NO_ROOM)
+    back = snapshot([worker("p", has_room=False)], local)
+    assert refused(place(REQUEST, back)) == ("prefill", RefusalKind.NO_ROOM), "one that is full is not gone"
+    assert kind_of(place(REQUEST, snapshot([worker("p")], local))) is PrefillKind.REMOTE
+
+
+def test_a_decode_worker_that_is_named_computes_the_prompt() -> None:
+    local = [worker("d0", local_prefill_ms_per_token=5.0), worker("d1", local_prefill_ms_per_token=99.0), worker("d2")]
+    pools = snapshot([worker("p")], local)
+    for fields in ({}, {"pinned_decode": "d1"}, {"num_decode_blocks": 0}):
+        assert placed(place(replace(REQUEST, pinned_prefill="d1", **fields), pools)) == ("d1", "d1")
+    contradiction = replace(REQUEST, pinned_prefill="d1", pinned_decode="d0")
+    assert refused(place(contradiction, pools))[0] == "local"
+    assert refused(place(replace(REQUEST, pinned_prefill="d2"), pools)) == ("prefill", RefusalKind.UNKNOWN)
 
 
 def test_local_prefill_serves_when_the_prefill_pool_is_gone_and_no_prefill_worker_was_named() -> None:

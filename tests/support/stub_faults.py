@@ -14,7 +14,7 @@ class Faults:
     """What a stub does wrong, until told otherwise.
 
     Attributes:
-        reserve, prefill, pull: raised instead of an answer, as often as the list is long.
+        reserve, prefill, pull, compute: raised instead of an answer, as often as the list is long.
         prefill_gate: if set, prompts are not finished before it is.
         no_first_reply: prefill finishes the handoff, then breaks its call.
         fail_at: the decode stub reports this failure in place of the token at that index, once.
@@ -28,6 +28,7 @@ class Faults:
     reserve: list[PdRelayError] = field(default_factory=list)
     prefill: list[PdRelayError] = field(default_factory=list)
     pull: list[PdRelayError] = field(default_factory=list)
+    compute: list[PdRelayError] = field(default_factory=list)
     prefill_gate: asyncio.Event | None = None
     no_first_reply: int = 0
     fail_at: dict[int, pb.Failure] = field(default_factory=dict)

@@ -296,6 +296,21 @@ class StubWorker(
         lease.task = asyncio.create_task(self._decode(lease, request.source))
         return pb.PullReply(epoch=self.epoch)
 
+    async def ComputePrompt(self, request: pb.ComputePromptRequest, context: Any) -> pb.ComputePromptReply:
+        journey_id, _ = self._note("ComputePrompt", request)
+        if self.faults.compute:
+            raise self.faults.compute.pop(0)
+        lease = self.leases.get(journey_id)
+        if lease is None or lease.lease_id != request.lease_id:
+            raise Gone()
+        lease.task = asyncio.create_task(self._compute_prompt(lease))
+        return pb.ComputePromptReply(epoch=self.epoch)
+
+    async def _compute_prompt(self, lease: Lease) -> None:
+        done = pb.LocalPrefillDone(cached_tokens=4, block_checksums=[3])
+        self._tell(lease, pb.TokensEvent(journey=lease.request.journey, local_prefill=done))
+        await self._generate(lease)
+
     async def _decode(self, lease: Lease, source: pb.SourceInfo) -> None:
         ref = lease.request.journey
         try:

@@ -143,7 +143,8 @@ class SimulatedRouter:
         self.registry = Registry(
             open_channel=lambda address: SecretChannel(MemoryChannel(network, address), SECRET),
             lease_ms=SETTINGS.transfer.lease_ms, silence_ms=router.worker_silence_ms,
-            max_index_entries=router.max_index_entries, can_fetch=SETTINGS.transfer.prefix_fetch_ms > 0, new_id=new_id,
+            max_index_entries=router.max_index_entries, can_fetch=SETTINGS.transfer.prefix_fetch_ms > 0,
+            may_degrade=router.degraded == "local", new_id=new_id,
         )
         self.dispatcher = Dispatcher(
             DispatchSettings.of(SETTINGS), registry=self.registry, tokenizer=model.tokenizer,

@@ -1,0 +1,143 @@
+"""Local prefill as the router runs it, over stub workers that compute prompts themselves: who is asked what, and what a
+client gets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from pd_engine.contracts import api_pb2 as api
+from pd_engine.errors import Gone, PdRelayError, Unavailable
+from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
+from support.stub_worker import StubWorker
+from support.toy_model import toy_generate
+
+ANSWER = toy_generate(PROMPT, 20)
+OFFERED = {"computes_prompts": True}
+
+
+def names(worker: StubWorker) -> list[str]:
+    return [name for name, _, _ in worker.calls if name != "Release"]
+
+
+async def lose_prefill(lab: RouterLab) -> None:
+    await lab.prefill[0].kill()
+    link = lab.router._registry.link(lab.prefill[0].worker_id)
+    assert link is not None
+    await eventually(lambda: link.state.value == "lost")
+
+
+async def check_answer(lab: RouterLab, worker: str) -> None:
+    complete = await lab.generate(max_tokens=20, logprobs=1, stream=True)
+    assert list(complete.output_ids) == ANSWER
+    assert complete.local_prefill == api.LocalPrefill(worker=worker, block_checksums=[3])
+    assert not complete.HasField("handoff")
+    assert complete.usage.cached_tokens == 4
+    assert [one.token_id for one in complete.logprobs] == ANSWER
+
+
+async def test_no_prefill_left_is_served_by_decode_workers_until_one_returns() -> None:
+    async with router_lab(**OFFERED) as lab:
+        assert (await lab.generate()).HasField("handoff")
+        lab.forget()
+        await lose_prefill(lab)
+        await check_answer(lab, "decode-0")
+        assert names(lab.decode[0]) == ["Reserve", "ComputePrompt"]
+        only = await lab.generate(max_tokens=1)
+        assert list(only.output_ids) == ANSWER[:1]
+        assert only.local_prefill.worker == "decode-0"
+        health = await lab.http.get("/health")
+        assert health.status_code == 200
+        report = await lab.api.Explain(lab.request())
+        assert (report.kind, report.prefill_worker, report.decode_worker) == ("local", "decode-0", "decode-0")
+        await lab.prefill[0].start()
+        link = lab.router._registry.link(lab.prefill[0].worker_id)
+        assert link is not None
+        await eventually(lambda: link.state.value == "ready")
+        assert (await lab.generate()).HasField("handoff")
+
+
+async def test_no_prefill_left_and_no_degraded_service() -> None:
+    """Unavailable at once, and no decode worker is asked for anything."""
+    async with router_lab(settings(router={"degraded": "refuse"}), **OFFERED) as lab:
+        await lose_prefill(lab)
+        for fields in ({}, {"max_tokens": 1}):
+            with pytest.raises(Unavailable, match="prefill: no worker is ready"):
+                await lab.generate(**fields)
+        assert lab.decode[0].calls == []
+        assert (await lab.http.get("/health")).status_code == 503
+
+
+async def test_no_prefill_left_and_decode_workers_that_do_not_offer_it() -> None:
+    async with router_lab() as lab:
+        await lose_prefill(lab)
+        with pytest.raises(Unavailable, match="prefill: no worker is ready"):
+            await lab.generate()
+        assert lab.decode[0].calls == []
+
+
+async def test_a_lease_outlives_the_prefill_worker_and_the_prompt_is_computed_there() -> None:
+    async with router_lab(num_decode=2, **OFFERED) as lab:
+        lab.prefill[0].faults.prefill_gate = asyncio.Event()
+        running = asyncio.create_task(lab.generate(max_tokens=20))
+        await eventually(lambda: any("Pull" in names(worker) for worker in lab.decode))
+        [holder] = [worker for worker in lab.decode if "Reserve" in names(worker)]
+        await lab.prefill[0].kill()
+        complete = await running
+        assert list(complete.output_ids) == ANSWER
+        assert complete.local_prefill.worker == holder.worker_id
+        attempts = [(name, attempt) for name, _, attempt in holder.calls if name != "Release"]
+        assert attempts == [("Reserve", 1), ("Pull", 1), ("Reserve", 2), ("ComputePrompt", 2)]
+
+
+@pytest.mark.parametrize("index", [0, 1, 7])
+async def test_a_decode_worker_that_dies_while_it_serves_alone_is_replaced(index: int) -> None:
+    """Before its first token, or later: another one computes prompt and emitted tokens."""
+    async with router_lab(num_decode=2, **OFFERED) as lab:
+        await lose_prefill(lab)
+        for worker in lab.decode:
+            worker.faults.die_at = index
+        stream = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
+        await eventually(lambda: any(worker.faults.die_at is None for worker in lab.decode))
+        for worker in lab.decode:
+            worker.faults.die_at = None
+        assert list((await stream).output_ids) == ANSWER
+        [resumed] = [r for w in lab.decode for r in w.requests if getattr(r, "num_emitted_tokens", 0)] or [None]
+        assert (resumed.num_emitted_tokens if resumed else 0) == index
+
+
+@pytest.mark.parametrize("error", [Gone(), Unavailable("busy dying")])
+async def test_a_prompt_that_is_not_taken_is_placed_again(error: PdRelayError) -> None:
+    async with router_lab(**OFFERED) as lab:
+        await lose_prefill(lab)
+        lab.decode[0].faults.compute = [error]
+        await check_answer(lab, "decode-0")
+        assert [a for n, _, a in lab.decode[0].calls if n == "ComputePrompt"] == [1, 2]
+
+
+async def test_a_decode_worker_that_is_named_computes_the_prompt() -> None:
+    async with router_lab(num_decode=2, **OFFERED) as lab:
+        wish = api.Placement(prefill_worker="decode-1", decode_worker="decode-1")
+        complete = await lab.generate(max_tokens=20, placement=wish)
+        assert list(complete.output_ids) == ANSWER
+        assert complete.local_prefill.worker == "decode-1"
+        assert lab.prefill[0].calls == lab.decode[0].calls == []
+
+
+async def test_a_client_that_goes_away_leaves_nothing() -> None:
+    async with router_lab(**OFFERED) as lab:
+        await lose_prefill(lab)
+        lab.decode[0].faults.stall_at = 3
+        call = lab.api.Generate(lab.request(max_tokens=20, stream=True))
+        read = asyncio.create_task(_read(call))
+        await eventually(lambda: lab.decode[0].faults.stall_at is None)
+        call.cancel()
+        await asyncio.gather(read, return_exceptions=True)
+        await eventually(lambda: not lab.decode[0].leases)
+
+
+async def _read(call: grpc.aio.UnaryStreamCall[api.GenerateRequest, api.GenerateResponse]) -> None:
+    async for _ in call:
+        pass
