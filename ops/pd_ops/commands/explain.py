@@ -92,8 +92,8 @@ def report_text(document: Document) -> str:
         lines.append("local prefill: costs no more a token than a handoff")
     else:
         lines.append(
-            f"local prefill: pays up to {document['break_even_tokens']:.0f} uncached tokens, and is for what is left of "
-            "a prompt whose beginning is cached there"
+            f"local prefill: pays up to {document['break_even_tokens']:.0f} uncached tokens of a prompt whose beginning "
+            "is cached there"
         )
     return "\n".join(lines)
 
