@@ -14,7 +14,7 @@ from decode_worker.blocks import ChoiceBlocks
 from decode_worker.choice_state import BEGUN, HANDED_OVER, LEASED, ChoiceRecord, ChoiceState, ReserveSpec
 from decode_worker.handoff_state import handed_over, handoff_message, is_worth_another_try
 from decode_worker.local_choices import LocalChoices
-from decode_worker.reservation import Room, num_blocks_granted
+from decode_worker.reservation import num_blocks_granted
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner, Progress, StepReport
 from decode_worker.silence import RouterWatch
@@ -101,7 +101,11 @@ class DecodeCore:
         if self.draining and known is None:
             raise Unavailable("this decode worker is draining")
         chain = self._blocks.chain(spec)
-        num_blocks = num_blocks_granted(spec.choice, self._room(spec, known, chain))
+        room = self.room.room_for(
+            spec, known, chain, list(self._by_name.values()), projected_tokens=self._projected_tokens,
+            itl_ms=self.itl_ms,
+        )
+        num_blocks = num_blocks_granted(spec.choice, room)
         if known is not None and known.state not in LEASED:
             self._end(known)
         try:
@@ -207,11 +211,6 @@ class DecodeCore:
         """Between two tokens of one sequence, at the present batch; 0: not yet measured."""
         rate = self.tokens_per_sequence_s.value
         return 1000 / rate if rate else 0.0
-
-    @property
-    def num_queued_prompt_tokens(self) -> int:
-        """Of prompts that are computed here."""
-        return self.local.num_queued_tokens(self._by_name.values())
 
     @property
     def num_waiting(self) -> int:
@@ -391,21 +390,6 @@ class DecodeCore:
         return self.destination.reserve(
             spec.key, num_tokens=len(spec.choice.token_ids), num_blocks=num_blocks,
             held_block_ids=self._blocks.cached(spec, chain),
-        )
-
-    def _room(self, spec: ReserveSpec, known: ChoiceRecord | None, chain: Chain | None) -> Room:
-        has_lease = known is not None and known.state in LEASED
-        own = known.lease_block_ids if known is not None and has_lease else ()
-        running = [record.num_remaining for record in self._by_name.values()]
-        return Room(
-            block_size=self._block_size,
-            num_free_blocks=self._blocks.num_available(spec, chain, own),
-            num_blocks=self._pool.num_blocks,
-            num_spoken_for_blocks=0 if has_lease else self.room.num_blocks_spoken_for(self._by_name.values()),
-            num_preempted=0 if has_lease else self.room.num_preempted,
-            projected_tokens=self._projected_tokens,
-            min_remaining_tokens=min(running, default=None),
-            itl_ms=self.itl_ms,
         )
 
     def _is_deserted(self, record: ChoiceRecord, now_s: float) -> bool:

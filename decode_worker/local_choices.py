@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from decode_worker.blocks import ChoiceBlocks
 from decode_worker.choice_state import ChoiceRecord, ChoiceState
@@ -38,6 +38,7 @@ class LocalChoices:
         self._hub = hub
         self._runner = runner
         self._post = post
+        self._prefilling: list[ChoiceRecord] = []  # and some that were
         self.tokens_per_s = Rate()
 
     def begin(self, record: ChoiceRecord, lease: Lease, now_s: float) -> None:
@@ -47,6 +48,7 @@ class LocalChoices:
         sequence = self._sequence(record, lease.num_held_blocks, num_with_mtp)
         record.num_computed = sequence.num_computed
         record.in_compute = True
+        self._prefilling.append(record)
         self._room.arrive(record)
         turn = Turn(priority=record.spec.priority, arrived_s=now_s, deadline_s=record.deadline_s)
         with_checksums = record.spec.report_block_checksums
@@ -75,14 +77,11 @@ class LocalChoices:
         else:
             self._post(lambda: self._runner.add(first.sequence, record.place))
 
-    @staticmethod
-    def num_queued_tokens(records: Iterable[ChoiceRecord]) -> int:
+    @property
+    def num_queued_tokens(self) -> int:
         """Prompt tokens that are still to be computed here."""
-        return sum(
-            len(record.spec.choice.token_ids) - record.num_computed
-            for record in records
-            if record.state is ChoiceState.PREFILLING
-        )
+        self._prefilling = [each for each in self._prefilling if each.state is ChoiceState.PREFILLING]
+        return sum(len(each.spec.choice.token_ids) - each.num_computed for each in self._prefilling)
 
     def _sequence(self, record: ChoiceRecord, num_held: int, num_with_mtp: int) -> Sequence:
         choice = record.spec.choice

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from decode_worker.blocks import ChoiceBlocks
-from decode_worker.choice_state import LEASED, PREEMPTED, ChoiceRecord, ChoiceState
+from decode_worker.choice_state import LEASED, PREEMPTED, ChoiceRecord, ChoiceState, ReserveSpec
 from decode_worker.host_tier import Stored
 from decode_worker.preemption import (
     LOOKAHEAD_STEPS,
@@ -25,10 +25,11 @@ from decode_worker.preemption import (
     make_plan,
     num_slots_ahead,
 )
-from decode_worker.reservation import num_slots
+from decode_worker.reservation import Room, num_slots
 from decode_worker.runner import DecodeRunner
 from decode_worker.scheduler import Place
 from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.chain import Chain
 from pd_engine.cache.layout import CacheLayout
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,30 @@ class RoomKeeper:
         """It is handed over. Returns its place among all."""
         record.place = Place(record.spec.priority, next(self._arrivals), record.deadline_s)
         return record.place
+
+    def room_for(
+        self, spec: ReserveSpec, known: ChoiceRecord | None, chain: Chain | None, sequences: Sequence[ChoiceRecord], *,
+        projected_tokens: int, itl_ms: float,
+    ) -> Room:
+        """What a reservation sees.
+
+        Args:
+            known: an earlier attempt of the journey: its lease is taken over.
+            chain: of the choice, as the prefix cache knows it.
+            sequences: all that have begun.
+        """
+        has_lease = known is not None and known.state in LEASED
+        own = known.lease_block_ids if known is not None and has_lease else ()
+        return Room(
+            block_size=self._layout.block_size,
+            num_free_blocks=self._blocks.num_available(spec, chain, own),
+            num_blocks=self._pool.num_blocks,
+            num_spoken_for_blocks=0 if has_lease else self.num_blocks_spoken_for(sequences),
+            num_preempted=0 if has_lease else self.num_preempted,
+            projected_tokens=projected_tokens,
+            min_remaining_tokens=min((record.num_remaining for record in sequences), default=None),
+            itl_ms=itl_ms,
+        )
 
     def num_blocks_spoken_for(self, records: Iterable[ChoiceRecord]) -> int:
         """Blocks that sequences will want soon."""

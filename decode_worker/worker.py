@@ -179,7 +179,7 @@ class DecodeWorker:
             num_pins=source.num_pins,
             rss_bytes=rss_bytes(),
             itl_ms=core.itl_ms,
-            queued_prefill_tokens=core.num_queued_prompt_tokens,
+            queued_prefill_tokens=core.local.num_queued_tokens,
             prefill_tokens_per_s=core.local.tokens_per_s.value,
             num_streams=self._hub.num_open,
             num_quarantined_blocks=engine.pool.num_quarantined,

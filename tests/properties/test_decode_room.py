@@ -14,7 +14,8 @@ from decode_worker.choice_state import ChoiceRecord
 from decode_worker.host_tier import Stored
 from decode_worker.preemption import Resident
 from decode_worker.room import RoomKeeper
-from support.room_world import BLOCK_SIZE, Request, World, answer
+from support.room_runner import BLOCK_SIZE
+from support.room_world import Request, World, answer
 
 MAX_STANDSTILL = 8  # rounds: a move, its report, and the grant that follows
 

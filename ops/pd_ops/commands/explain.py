@@ -91,10 +91,7 @@ def report_text(document: Document) -> str:
     elif document["break_even_tokens"] is None:
         lines.append("local prefill: costs no more a token than a handoff")
     else:
-        lines.append(
-            f"local prefill: pays up to {document['break_even_tokens']:.0f} uncached tokens of a prompt whose beginning "
-            "is cached there"
-        )
+        lines.append(f"local prefill: pays up to {document['break_even_tokens']:.0f} uncached tokens")
     return "\n".join(lines)
 
 
