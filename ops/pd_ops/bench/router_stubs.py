@@ -19,6 +19,7 @@ import grpc
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
+from pd_engine.errors import Gone
 from pd_engine.service.secret import secret_from_environment
 from pd_engine.service.server import bind, build_server
 
@@ -99,6 +100,9 @@ class StubWorker(
             self._streams[lease.journey.journey_id] = _Stream(lease.journey, 1, lease.sampling.max_tokens)
             self._begun.set()
         return pb.PullReply(epoch=self._epoch)
+
+    async def ComputePrompt(self, request: pb.ComputePromptRequest, context: Any) -> pb.ComputePromptReply:
+        raise Gone()  # it does not offer to
 
     async def Tokens(self, request: pb.TokensRequest, context: Any) -> AsyncIterator[pb.TokensBatch]:
         """Steps, for as long as somebody is there to have a token."""
