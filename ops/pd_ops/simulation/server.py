@@ -35,12 +35,16 @@ class CallDetails:
 
 
 class CallContext:
-    """What a handler is given: it can abort the call."""
+    """What a handler is given: it can read what came with the call, and abort it."""
 
-    def __init__(self) -> None:
+    def __init__(self, invocation_metadata: Metadata) -> None:
+        self._invocation_metadata = invocation_metadata
         self.code = grpc.StatusCode.OK
         self.details = ""
         self.metadata: Metadata = ()
+
+    def invocation_metadata(self) -> Metadata:
+        return self._invocation_metadata
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
         self.code, self.details, self.metadata = code, details, trailing_metadata
@@ -95,7 +99,7 @@ class MemoryServer(grpc.aio.Server):
         asyncio.get_running_loop().create_task(self._run_again(call), name=f"{call.method} {call.number} again")
 
     async def _run(self, call: Call) -> None:
-        context = CallContext()
+        context = CallContext(call.metadata)
         try:
             await self._handle(call, context, call.send)
         except asyncio.CancelledError:
@@ -104,7 +108,7 @@ class MemoryServer(grpc.aio.Server):
         call.end(context.code, context.details, context.metadata)
 
     async def _run_again(self, call: Call) -> None:
-        await self._handle(call, CallContext(), lambda data: None)
+        await self._handle(call, CallContext(call.metadata), lambda data: None)
 
     async def _handle(self, call: Call, context: CallContext, send: Callable[[bytes], None]) -> None:
         async def find(details: Any) -> Any:
