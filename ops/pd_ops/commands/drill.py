@@ -114,6 +114,6 @@ async def _drill_all(
         output.note(f"{name}: {'passed' if results[-1].passed else 'FAILED'} in {results[-1].seconds:.0f} s")
     roles = [worker.role for worker in info.workers]
     return summary(results, {
-        "cluster": cluster, "model": model.model_path, "clients": num_clients,
+        "cluster": cluster, "model": model.served_model_name, "clients": num_clients,
         "pools": {role: roles.count(role) for role in ("prefill", "decode")},
     })
