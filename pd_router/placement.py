@@ -177,8 +177,9 @@ def is_local_only(request: PlacementRequest, snapshot: Snapshot) -> bool:
 
 
 def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView], num_blocks: int) -> list[WorkerView]:
-    if request.itl_within_ms is not None:
-        pool = [worker for worker in pool if pace_exclusion(worker, request.itl_within_ms) is None]
+    within_ms = request.itl_within_ms
+    if within_ms is not None:  # as `pace_exclusion`, which would cost a call a worker
+        pool = [worker for worker in pool if worker.itl_limit_ms >= worker.next_itl_ms <= within_ms]
     usable = _usable(
         pool, num_blocks, request.pinned_decode, request.avoided, request.num_decode_blocks_at_most
     )

@@ -200,3 +200,17 @@ def test_the_order_of_a_pool_decides_nothing(request: PlacementRequest, snapshot
 def test_the_pace_of_a_batch_grows_with_it() -> None:
     paces = [costs.assumed_itl_ms(num_sequences) for num_sequences in range(20)]
     assert paces == sorted(paces)
+
+
+@given(requests(), snapshots(), RATES | st.just(math.inf))
+def test_nobody_is_placed_where_the_pace_would_be_too_slow(
+    request: PlacementRequest, snapshot: Snapshot, within_ms: float
+) -> None:
+    request = replace(request, itl_within_ms=within_ms)
+    decode = tuple(replace(view, itl_limit_ms=20.0) for view in snapshot.decode)
+    decision = place(request, replace(snapshot, decode=decode))
+    for view in decode:
+        if view.worker_id in (getattr(decision, "decode_worker", None), getattr(decision, "prefill_worker", None)):
+            assert view.next_itl_ms <= min(20.0, within_ms)
+    if isinstance(decision, Refusal) and decision.kind is RefusalKind.TOO_SLOW:
+        assert any(view.alone_itl_ms > within_ms for view in decode)
