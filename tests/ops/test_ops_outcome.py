@@ -71,6 +71,22 @@ def test_a_request_that_ends_with_its_first_token_needs_no_handoff() -> None:
     assert first_difference(expected, replace(expected), bytes_per_token=BYTES_PER_TOKEN) is None
 
 
+def test_a_prompt_that_the_decode_worker_was_to_compute() -> None:
+    """Nothing is handed over, and all blocks are what they ought to be, cached ones too."""
+    local = replace(EXPECTED, is_local=True)
+    for shared in (None, 2):
+        def difference(got: Outcome, *, is_local: bool = True, shared: int | None = shared) -> str | None:
+            return first_difference(
+                EXPECTED, got, bytes_per_token=BYTES_PER_TOKEN, shared_block_tokens=shared, is_local=is_local
+            )
+
+        assert difference(local) is None
+        assert difference(GOT) == "the decode worker has not computed the prompt"
+        assert difference(local, is_local=False) == "the decode worker has computed the prompt"
+        assert difference(replace(local, handoff_bytes=40)) == "40 bytes were handed over instead of none"
+        assert difference(replace(local, block_checksums=(0, 12))) == "block checksum 0: 0 instead of 11"
+
+
 def test_signed_zero_and_the_last_bit_count() -> None:
     assert logprob_bits(1, -0.0, []) != logprob_bits(1, 0.0, [])
     assert logprob_bits(1, ONE_BIT_MORE, []) == logprob_bits(1, 1.5, [])  # a double's last bit is no float32's
@@ -89,3 +105,5 @@ def test_of_an_answer() -> None:
     assert outcome_of(complete) == GOT
     complete.ClearField("handoff")
     assert outcome_of(complete).handoff_bytes is None
+    complete.local_prefill.block_checksums.extend([11, 12])
+    assert outcome_of(complete) == replace(EXPECTED, is_local=True)

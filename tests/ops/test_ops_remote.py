@@ -11,7 +11,14 @@ from pd_engine.errors import Unavailable
 from pd_engine.text.defaults import SamplingFields
 from pd_ops.client import RouterClient
 from pd_ops.request_options import TokensPrompt
-from pd_ops.verification.remote import Request, cold_placements, run_remote, warm_placement
+from pd_ops.verification.remote import (
+    Request,
+    cold_placements,
+    is_local,
+    run_remote,
+    verified_placements,
+    warm_placement,
+)
 
 
 class FailingClient:
@@ -35,3 +42,7 @@ def test_placements_go_over_all_pairs_in_turn_and_warm_ones_stay_where_the_block
     assert (warm.prefill_worker, warm.decode_worker) == pairs[1]
     assert (warm.bypass_prefix_cache, warm.report_block_checksums) == (False, True)
     assert cold[1].bypass_prefix_cache
+    verified = verified_placements(pairs, 5)
+    places = ["prefill-0", "prefill-1", "decode-0", "prefill-1", "prefill-0"]
+    assert [placement.prefill_worker for placement in verified] == places
+    assert [is_local(placement) for placement in verified] == [False, False, True, False, False]

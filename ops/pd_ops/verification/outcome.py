@@ -23,8 +23,10 @@ class Outcome:
     """A finished request.
 
     Attributes:
-        block_checksums: of the prompt's blocks, component-major; empty if nothing was handed over.
+        block_checksums: of the prompt's blocks, component-major; empty if nothing was handed over or computed at the
+            decode worker.
         handoff_bytes: moved; None if nothing was handed over, as in one process.
+        is_local: the decode worker has computed the prompt.
     """
 
     token_ids: tuple[int, ...]
@@ -37,6 +39,7 @@ class Outcome:
     num_cached_tokens: int
     block_checksums: tuple[int, ...]
     handoff_bytes: int | None
+    is_local: bool = False
 
 
 def logprob_bits(token_id: int, logprob: float, top: Sequence[tuple[int, float]]) -> LogprobBits:
@@ -56,20 +59,25 @@ def outcome_of(complete: api_pb2.GenerateComplete) -> Outcome:
             for one in complete.logprobs
         ),
         num_prompt_tokens=complete.usage.prompt_tokens, num_cached_tokens=complete.usage.cached_tokens,
-        block_checksums=tuple(complete.handoff.block_checksums),
+        block_checksums=tuple(
+            complete.handoff.block_checksums if has_handoff else complete.local_prefill.block_checksums
+        ),
         handoff_bytes=complete.handoff.bytes if has_handoff else None,
+        is_local=complete.HasField("local_prefill"),
     )
 
 
 def first_difference(
-    expected: Outcome, got: Outcome, *, bytes_per_token: int, shared_block_tokens: int | None = None
+    expected: Outcome, got: Outcome, *, bytes_per_token: int, shared_block_tokens: int | None = None,
+    is_local: bool = False,
 ) -> str | None:
     """What is wrong with `got`, a remote run, against one process; None if it is the same, bit for bit.
 
     A request of more than one token must have been handed over: every slot of the prompt that was not held, every
-    component.
+    component. One that the decode worker was to compute must have been, and no more: all blocks are there.
 
     Args:
+        is_local: it was to be computed at the decode worker.
         shared_block_tokens: tokens a block, where blocks of earlier requests may have been used; None: cold, nothing
             was cached or held.
     """
@@ -77,6 +85,12 @@ def first_difference(
         return difference
     if not _is_possible(got.num_cached_tokens, expected.num_prompt_tokens, shared_block_tokens):
         return f"num_cached_tokens: {got.num_cached_tokens} of {expected.num_prompt_tokens} is impossible"
+    if got.is_local != is_local:
+        return f"the decode worker has {'' if got.is_local else 'not '}computed the prompt"
+    if is_local:
+        if got.handoff_bytes is not None:
+            return f"{got.handoff_bytes} bytes were handed over instead of none"
+        return _sequence_difference("block checksum", expected.block_checksums, got.block_checksums)
     return _handoff_difference(expected, got, bytes_per_token, shared_block_tokens)
 
 

@@ -1,5 +1,5 @@
-"""Sends requests to a cluster in a way that proves something: placed on named workers, so that a prompt is handed over;
-with cold caches or warm ones; checksums reported."""
+"""Sends requests to a cluster in a way that proves something: placed on named workers, so that a prompt is handed over,
+or computed at the decode worker; with cold caches or warm ones; checksums reported."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pd_ops.client import Completion, RouterClient
 from pd_ops.request_options import Prompt, to_request
 
 Pair = tuple[str, str]  # ids of a prefill and of a decode worker
+LOCAL_EVERY = 3  # not as the modes of the cases: each meets both
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,18 @@ def cold_placement(pair: Pair) -> api_pb2.Placement:
 def cold_placements(pairs: Sequence[Pair], count: int) -> list[api_pb2.Placement]:
     """`count` of them, over all pairs in turn."""
     return [cold_placement(pairs[number % len(pairs)]) for number in range(count)]
+
+
+def verified_placements(pairs: Sequence[Pair], count: int) -> list[api_pb2.Placement]:
+    """Cold ones; of every `LOCAL_EVERY` one is on the decode worker alone, which is to compute the prompt itself."""
+    placements = cold_placements(pairs, count)
+    for placement in placements[LOCAL_EVERY - 1 :: LOCAL_EVERY]:
+        placement.prefill_worker = placement.decode_worker
+    return placements
+
+
+def is_local(placement: api_pb2.Placement) -> bool:
+    return placement.prefill_worker == placement.decode_worker
 
 
 def warm_placement(cold: api_pb2.Placement) -> api_pb2.Placement:

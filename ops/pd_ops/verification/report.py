@@ -45,6 +45,7 @@ class Report:
             "model": self.model, "fingerprint": self.fingerprint, "cluster": self.cluster,
             "count": len(self.checked), "identical": self.num_identical, "different": len(self.different),
             "handed_over": sum(one.got.handoff_bytes is not None for one in self.checked),
+            "local": sum(one.got.is_local for one in self.checked),
             "handoff_bytes": sum(one.got.handoff_bytes or 0 for one in self.checked),
             "cached_tokens": sum(one.got.num_cached_tokens for one in self.checked),
             "bytes_per_token": self.bytes_per_token, "seconds": round(self.seconds, 3),
@@ -56,7 +57,11 @@ class Report:
         modes = list(dict.fromkeys(one.case.mode for one in sorted(self.checked, key=lambda one: one.case.mode)))
         rows = [_row(mode, [one for one in self.checked if one.case.mode == mode]) for mode in modes]
         rows.append(_row("all", self.checked))
-        lines = [table(columns, rows), f"identical to monolithic: {self.num_identical} of {len(self.checked)}"]
+        lines = [
+            table(columns, rows),
+            f"prompts that decode workers computed: {sum(one.got.is_local for one in self.checked)}",
+            f"identical to monolithic: {self.num_identical} of {len(self.checked)}",
+        ]
         if self.different:
             first = self.different[0]
             lines.append(
@@ -72,7 +77,7 @@ def _row(mode: str, checked: Sequence[CheckedCase]) -> list[object]:
         sum(one.expected.num_prompt_tokens for one in checked),
         sum(len(one.expected.token_ids) for one in checked),
         sum(len(one.expected.logprobs) for one in checked),
-        sum(len(one.expected.block_checksums) for one in checked if one.got.handoff_bytes is not None),
+        sum(len(one.expected.block_checksums) for one in checked if one.got.block_checksums),
         sum(one.got.num_cached_tokens for one in checked),
         sum(one.got.handoff_bytes or 0 for one in checked),
         f"{sum(one.difference is None for one in checked)} of {len(checked)}",
@@ -84,6 +89,6 @@ def _case_document(one: CheckedCase) -> Document:
         "number": one.case.number, "follows": one.case.follows, "greedy": one.case.is_greedy,
         "speculation": one.case.speculates, "prompt_tokens": one.expected.num_prompt_tokens,
         "completion_tokens": len(one.expected.token_ids), "finish_reason": one.expected.finish_reason,
-        "cached_tokens": one.got.num_cached_tokens, "handoff_bytes": one.got.handoff_bytes,
+        "cached_tokens": one.got.num_cached_tokens, "handoff_bytes": one.got.handoff_bytes, "local": one.got.is_local,
         "identical": one.difference is None, "difference": one.difference,
     }

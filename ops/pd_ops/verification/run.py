@@ -1,5 +1,5 @@
 """One verification run: the cases through a cluster, first over cold caches, then some that begin like these over what
-they have left; then all of them in this process, and compared."""
+they have left, handed over or computed at the decode worker; then all of them in this process, and compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from pd_ops.monolithic import Monolithic, Questions
 from pd_ops.verification.cases import Case, CaseLimits, make_cases
 from pd_ops.verification.oracle import expected_outcome
 from pd_ops.verification.outcome import first_difference, outcome_of
-from pd_ops.verification.remote import Request, cold_placements, run_remote, warm_placement, worker_pairs
+from pd_ops.verification.remote import (
+    Request,
+    is_local,
+    run_remote,
+    verified_placements,
+    warm_placement,
+    worker_pairs,
+)
 from pd_ops.verification.report import CheckedCase, Report
 from pd_ops.verification.warm import FinishedCase, warm_cases
 
@@ -56,7 +63,7 @@ async def verify(address: str, settings: Settings, plan: VerificationPlan, note:
             max_speculate=settings.decode.speculate if has_drafts else 0,
         )
         cases = make_cases(plan.count, plan.seed, limits)
-        placements = cold_placements(pairs, len(cases))
+        placements = verified_placements(pairs, len(cases))
         note(f"{plan.count} requests through {len(pairs)} pairs of workers, {plan.concurrency} at a time")
         completions = await _run(client, cases, placements, plan, _progress(note, "cluster", plan.count))
         finished = [_finished(oracle, case, done) for case, done in zip(cases, completions, strict=True)]
@@ -65,15 +72,16 @@ async def verify(address: str, settings: Settings, plan: VerificationPlan, note:
         note(f"{plan.num_warm} that begin like these, over what is cached")
         completions += await _run(client, warm, places, plan, _progress(note, "warm", plan.num_warm))
         cases += warm
+        placements += places
     note("the same in this process")
     progress = _progress(note, "one process", len(cases))
     checked = []
-    for number, (case, completion) in enumerate(zip(cases, completions, strict=True), start=1):
+    for number, (case, completion, place) in enumerate(zip(cases, completions, placements, strict=True), start=1):
         expected = await asyncio.to_thread(expected_outcome, oracle, _request(case))
         got = outcome_of(completion.complete)
         difference = first_difference(
             expected, got, bytes_per_token=info.bytes_per_token,
-            shared_block_tokens=info.block_size if case.is_warm else None,
+            shared_block_tokens=info.block_size if case.is_warm else None, is_local=is_local(place),
         )
         checked.append(CheckedCase(case=case, expected=expected, got=got, difference=difference))
         progress(number)
