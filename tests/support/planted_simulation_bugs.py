@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,19 +10,11 @@ import pytest
 
 import kv_transfer.pull
 from decode_worker.core import DecodeCore
-from decode_worker.host_tier import Mover
-from decode_worker.silence import RouterWatch
-from decode_worker.tokens_hub import TokensHub
-from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import LeaseRecord
-from kv_transfer.pull import PullDesk
 from kv_transfer.quarantine import Quarantine
 from pd_engine.cache.blocks import BlockPool
-from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.tombstones import Tombstones
 from pd_router.attempt import Attempt
-from pd_router.journey import TAKES_TOKENS, Journey
-from pd_router.link import WorkerLink
 from pd_router.releases import ReleaseQueue
 from pd_router.stream import TokenStream
 from prefill_worker.core import PrefillCore
@@ -75,16 +66,6 @@ def early_unpin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefillCore, "_settle", settle)
 
 
-def epoch_not_renewed(patch: pytest.MonkeyPatch) -> None:
-    """A worker that is started anew says that it is the one that was there before."""
-    right = Endpoint.__init__
-
-    def init(self: Endpoint, *, host: str, **arguments: Any) -> None:
-        right(self, host=host, **{**arguments, "epoch": host.encode().hex().ljust(32, "0")[:32]})
-
-    patch.setattr(Endpoint, "__init__", init)
-
-
 def commit_before_verified(patch: pytest.MonkeyPatch) -> None:
     """A handoff counts as complete once everything is announced."""
     patch.setattr("kv_transfer.pieces.PieceTable.is_verified", property(lambda self: self.is_announced))
@@ -110,14 +91,6 @@ def index_not_deduplicated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TokenStream, "push", push)
 
 
-def lease_not_renewed(patch: pytest.MonkeyPatch) -> None:
-    async def renew(self: Any, *arguments: Any) -> None:
-        await asyncio.Event().wait()
-
-    patch.setattr(PullDesk, "renew", renew)
-    patch.setattr(WorkerLink, "_renew", renew)
-
-
 def tombstone_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tombstones, "is_gone", lambda self, journey_id, attempt: False)
 
@@ -138,57 +111,6 @@ def takeover_of_unverified_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseRecord, "num_reusable_blocks", lambda self: self.num_prompt_blocks)
 
 
-def deserted_choices_go_on(patch: pytest.MonkeyPatch) -> None:
-    """A decode worker never ends what nobody reads."""
-    patch.setattr(RouterWatch, "is_silent", lambda self, router_id, **_: False)
-
-
-def copy_back_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A sequence that returns from host memory finds its blocks as they were left."""
-    right = Mover._copy
-
-    def copy(self: Mover, move: Any, stop: int) -> None:
-        if move.is_out:
-            right(self, move, stop)
-        move.num_done = stop
-
-    patch.setattr(Mover, "_copy", copy)
-
-
-def new_stream_begins_empty(patch: pytest.MonkeyPatch) -> None:
-    """A router that reconnects is told only what comes from then on."""
-    right = TokensHub.subscribe
-
-    def subscribe(self: TokensHub, router_id: str) -> Any:
-        stories, self._stories = self._stories, {}
-        try:
-            return right(self, router_id)
-        finally:
-            self._stories = stories
-
-    patch.setattr(TokensHub, "subscribe", subscribe)
-
-
-def silent_source_never_breaks(patch: pytest.MonkeyPatch) -> None:
-    """A pull waits for ever for a source that says nothing, and its lease with it."""
-    def tick(self: DestinationBook, now_s: float) -> None:
-        self._tombstones.tick(now_s)
-
-    patch.setattr(DestinationBook, "tick", tick)
-
-
-def old_attempt_continues(patch: pytest.MonkeyPatch) -> None:
-    """Tokens of any attempt are taken, whatever the journey is doing."""
-    def take_tokens(self: Journey, attempt: int, index: int, tokens: Any) -> Any:
-        chunk = self.stream.push(index, tokens)
-        if self.stream.end is not None or self.state in TAKES_TOKENS:
-            return right(self, self.attempt, index, tokens) or chunk
-        return chunk
-
-    right = Journey.take_tokens
-    patch.setattr(Journey, "take_tokens", take_tokens)
-
-
 def kept_block_given_twice(patch: pytest.MonkeyPatch) -> None:
     """A cached block that is held again stays in line for eviction."""
     right = BlockPool.hold
@@ -204,9 +126,6 @@ def kept_block_given_twice(patch: pytest.MonkeyPatch) -> None:
 
 FOUND_SOON: tuple[Plant, ...] = (
     attempt_check_skipped, doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
-    tombstone_ignored, freed_while_computing, takeover_of_unverified_blocks, no_quarantine,
+    tombstone_ignored, freed_while_computing, takeover_of_unverified_blocks, checksum_ignored, kept_block_given_twice,
 )
-FOUND_LATER: tuple[Plant, ...] = (
-    lost_abort, checksum_ignored, lease_not_renewed, epoch_not_renewed, deserted_choices_go_on, copy_back_forgotten,
-    new_stream_begins_empty, silent_source_never_breaks, old_attempt_continues, kept_block_given_twice,
-)
+FOUND_LATER: tuple[Plant, ...] = (lost_abort, no_quarantine)
