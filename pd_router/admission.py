@@ -19,7 +19,7 @@ from pd_router.explanation import explain
 from pd_router.placement import Placement, PrefillKind, Refusal, RefusalKind, place, usable_prefill
 from pd_router.pools import PlacementRequest, Snapshot, WorkerView
 from pd_router.targets import MAX_RETRY_MS, Targets, bounded_ms, within_targets
-from pd_router.waiting_line import Ticket, WaitingLine
+from pd_router.waiting_line import Waiter, WaitingLine
 
 NO_WORKER_RETRY_MS = 1_000
 NUM_BEING_JUDGED = 64  # beyond those that run and wait: a full line must look at who comes, to be fair
@@ -44,7 +44,7 @@ class Arrival(NamedTuple):
     """`placement` None: it waits. `displaced` has to go for it."""
 
     placement: Placement | None
-    displaced: Ticket | None = None
+    displaced: Waiter | None = None
 
 
 class Admission:
@@ -57,7 +57,7 @@ class Admission:
         self.line = WaitingLine(max_waiting=limits.max_waiting)
         self.num_running = 0
         self._limits = limits
-        self._pace = Rate(_PACE_WEIGHT)  # tokens of tickets
+        self._pace = Rate(_PACE_WEIGHT)  # tokens of waiters
         self._last_turn_s = 0.0
         self._mean_duration_ms = 0.0
 
@@ -71,13 +71,13 @@ class Admission:
             raise self.displacement()
 
     def arrive(
-        self, ticket: Ticket, wanted: PlacementRequest, snapshot: Snapshot, targets: Targets | None, now_s: float,
+        self, waiter: Waiter, wanted: PlacementRequest, snapshot: Snapshot, targets: Targets | None, now_s: float,
         *, may_recover: bool = False,
     ) -> Arrival:
         """A journey is to be placed. The caller takes what it is given before the next snapshot is made.
 
         Args:
-            ticket: one that was let in before finds a place in line in any case, and keeps the seat that it has.
+            waiter: one that was let in before finds a place in line in any case, and keeps the seat that it has.
             targets: None for one that has begun: it goes on, however late.
             may_recover: it may wait for a worker, not only for room.
 
@@ -86,37 +86,37 @@ class Admission:
             Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever.
         """
         decision = self._decide(wanted, snapshot, targets, now_s, may_recover=may_recover)
-        in_line = self.line.num_again if ticket.is_again else len(self.line)
-        if isinstance(decision, Placement) and not in_line and self._has_turn(ticket, decision):
-            self._let_in(ticket)
+        in_line = self.line.num_again if waiter.is_again else len(self.line)
+        if isinstance(decision, Placement) and not in_line and self._has_turn(waiter, decision):
+            self._let_in(waiter)
             return Arrival(decision)
-        self._check_wait(ticket, decision, targets, now_s)
+        self._check_wait(waiter, decision, targets, now_s)
         if not len(self.line):
             self._last_turn_s = now_s
-        displaced = self.line.join(ticket)
-        if displaced is ticket:
+        displaced = self.line.join(waiter)
+        if displaced is waiter:
             raise self.displacement()
         return Arrival(None, displaced)
 
     def turn(
-        self, ticket: Ticket, wanted: PlacementRequest, snapshot: Snapshot, targets: Targets | None, now_s: float,
+        self, waiter: Waiter, wanted: PlacementRequest, snapshot: Snapshot, targets: Targets | None, now_s: float,
         *, may_recover: bool = False,
     ) -> Placement | None:
         """For the head of the line: where it goes, or None if it is to wait on. Raises as `arrive`."""
-        assert ticket is self.line.head, ticket
+        assert waiter is self.line.head, waiter
         decision = self._decide(wanted, snapshot, targets, now_s, may_recover=may_recover)
-        if not isinstance(decision, Placement) or not self._has_turn(ticket, decision):
+        if not isinstance(decision, Placement) or not self._has_turn(waiter, decision):
             return None
-        self.line.serve(ticket)
-        if not ticket.is_again:
-            self._pace.add(ticket.num_tokens, now_s - self._last_turn_s)
+        self.line.serve(waiter)
+        if not waiter.is_again:
+            self._pace.add(waiter.num_tokens, now_s - self._last_turn_s)
             self._last_turn_s = now_s
-        self._let_in(ticket)
+        self._let_in(waiter)
         return decision
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """It waits no more; nothing if it does not."""
-        self.line.leave(ticket)
+        self.line.leave(waiter)
 
     def free_seat(self) -> None:
         """A journey that was let in has ended."""
@@ -153,16 +153,16 @@ class Admission:
             raise refusal_error(decision)
         return decision
 
-    def _check_wait(self, ticket: Ticket, decision: Placement | Refusal, targets: Targets | None, now_s: float) -> None:
+    def _check_wait(self, waiter: Waiter, decision: Placement | Refusal, targets: Targets | None, now_s: float) -> None:
         """Refuses what would be late after its wait in line."""
-        if ticket.is_again or targets is None:
+        if waiter.is_again or targets is None:
             return
-        wait_ms = self._turn_ms(self.line.num_tokens_ahead(ticket) + ticket.num_tokens)
+        wait_ms = self._turn_ms(self.line.num_tokens_ahead(waiter) + waiter.num_tokens)
         ttft_ms = decision.ttft_ms if isinstance(decision, Placement) else 0.0
         targets.check_late(targets.late_ms(wait_ms + ttft_ms, now_s))
 
-    def _has_turn(self, ticket: Ticket, placement: Placement) -> bool:
-        if ticket.is_again:
+    def _has_turn(self, waiter: Waiter, placement: Placement) -> bool:
+        if waiter.is_again:
             return True
         return self.num_running < self._limits.max_running and not self._is_backed_up(placement)
 
@@ -173,8 +173,8 @@ class Admission:
         usable = usable_prefill(placement.request, placement.snapshot)
         return least_queue_ms(usable) > self._limits.max_queued_ms
 
-    def _let_in(self, ticket: Ticket) -> None:
-        if not ticket.is_again:
+    def _let_in(self, waiter: Waiter) -> None:
+        if not waiter.is_again:
             self.num_running += 1
 
     def _turn_ms(self, num_tokens: float) -> float:

@@ -9,7 +9,7 @@ from pd_router.placement import Placement
 from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
 from pd_router.targets import Targets
-from pd_router.waiting_line import Ticket
+from pd_router.waiting_line import Waiter
 
 
 class RoomGate:
@@ -18,11 +18,11 @@ class RoomGate:
     def __init__(self, registry: Registry, admission: Admission) -> None:
         self._registry = registry
         self._admission = admission
-        self._calls: dict[Ticket, asyncio.Event] = {}  # of those that wait: set when it is their turn, or they must go
-        self._displaced: set[Ticket] = set()
+        self._calls: dict[Waiter, asyncio.Event] = {}  # of those that wait: set when it is their turn, or they must go
+        self._displaced: set[Waiter] = set()
 
     async def place(
-        self, request: PlacementRequest, ticket: Ticket, targets: Targets | None, *, recovery_wait_s: float = 0.0
+        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, *, recovery_wait_s: float = 0.0
     ) -> Placement:
         """The pair for one attempt. The caller takes its blocks before it next awaits.
 
@@ -38,11 +38,11 @@ class RoomGate:
         now_s = asyncio.get_running_loop().time()
         snapshot = self._registry.snapshot(request.block_hashes)
         arrival = self._admission.arrive(
-            ticket, request, snapshot, targets, now_s, may_recover=recovery_wait_s > 0
+            waiter, request, snapshot, targets, now_s, may_recover=recovery_wait_s > 0
         )
         if arrival.placement is not None:
             return arrival.placement
-        self._calls[ticket] = asyncio.Event()
+        self._calls[waiter] = asyncio.Event()
         if arrival.displaced is not None:
             self._displaced.add(arrival.displaced)
             self._calls[arrival.displaced].set()
@@ -50,14 +50,14 @@ class RoomGate:
         due_s = None if targets is None or targets.ttft_ms is None else targets.begun_s + targets.ttft_ms / 1000
         try:
             async with asyncio.timeout_at(due_s):
-                return await self._wait(request, ticket, targets, now_s + recovery_wait_s)
+                return await self._wait(request, waiter, targets, now_s + recovery_wait_s)
         except TimeoutError:
             assert targets is not None
             raise targets.missed() from None
         finally:
-            self._admission.leave(ticket)
-            self._displaced.discard(ticket)
-            del self._calls[ticket]
+            self._admission.leave(waiter)
+            self._displaced.discard(waiter)
+            del self._calls[waiter]
             self._call_head()
 
     def leave(self) -> None:
@@ -66,27 +66,27 @@ class RoomGate:
         self._registry.note_room()
 
     async def _wait(
-        self, request: PlacementRequest, ticket: Ticket, targets: Targets | None, recover_until_s: float
+        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, recover_until_s: float
     ) -> Placement:
         loop = asyncio.get_running_loop()
         while True:
-            await self._my_turn(ticket)
+            await self._my_turn(waiter)
             recovery_s = recover_until_s - loop.time()
             placement = self._admission.turn(
-                ticket, request, self._registry.snapshot(request.block_hashes), targets, loop.time(),
+                waiter, request, self._registry.snapshot(request.block_hashes), targets, loop.time(),
                 may_recover=recovery_s > 0,
             )
             if placement is not None:
                 return placement
             await self._change(recovery_s if recovery_s > 0 else None)
 
-    async def _my_turn(self, ticket: Ticket) -> None:
+    async def _my_turn(self, waiter: Waiter) -> None:
         """Raises:
         ResourceExhausted: it has to go for another one.
         """
-        called = self._calls[ticket]
-        while self._admission.line.head is not ticket or ticket in self._displaced:
-            if ticket in self._displaced:
+        called = self._calls[waiter]
+        while self._admission.line.head is not waiter or waiter in self._displaced:
+            if waiter in self._displaced:
                 raise self._admission.displacement()
             called.clear()
             await called.wait()

@@ -21,7 +21,7 @@ from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.stream import Chunk
 from pd_router.targets import Targets
-from pd_router.waiting_line import Ticket
+from pd_router.waiting_line import Waiter
 from pd_router.wanted import PromptHashes, placement_request
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class JourneyRunner:
         try:
             placement = await self._gate.place(
                 wanted,
-                self._ticket(wanted),
+                self._waiter(wanted),
                 self._targets(),
                 recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0,
             )
@@ -127,8 +127,8 @@ class JourneyRunner:
         if failure is not None:
             self._learn(failure, attempt.number, placement)
 
-    def _ticket(self, wanted: PlacementRequest) -> Ticket:
-        return Ticket(
+    def _waiter(self, wanted: PlacementRequest) -> Waiter:
+        return Waiter(
             tenant=self._request.tenant,
             priority=self._request.priority,
             num_tokens=wanted.num_tokens + num_expected_tokens(wanted),

@@ -20,8 +20,8 @@ NUM_TURNS_A_ROUND = 4  # the last of which is for the one that has waited longes
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Ticket:
-    """One journey's place in the line.
+class Waiter:
+    """One journey that waits.
 
     Attributes:
         tenant: whose it is.
@@ -47,7 +47,7 @@ class _Tenant:
     """`mark`: the tokens it was given, on the line's common scale. `waiting`: in order of rank."""
 
     mark: float
-    waiting: list[Ticket] = field(default_factory=list)
+    waiting: list[Waiter] = field(default_factory=list)
 
 
 class WaitingLine:
@@ -55,12 +55,12 @@ class WaitingLine:
 
     def __init__(self, *, max_waiting: int) -> None:
         self._max_waiting = max_waiting
-        self._again: list[Ticket] = []
+        self._again: list[Waiter] = []
         self._tenants: dict[str, _Tenant] = {}  # with somebody waiting, or a mark above the lowest
         self._num_waiting = 0
         self._num_arrivals = 0
         self._num_turns = 0
-        self._head: Ticket | None = None
+        self._head: Waiter | None = None
 
     def __len__(self) -> int:
         return self._num_waiting + len(self._again)
@@ -73,96 +73,96 @@ class WaitingLine:
     @property
     def num_tokens(self) -> int:
         """Of all others that wait."""
-        return sum(ticket.num_tokens for tenant in self._tenants.values() for ticket in tenant.waiting)
+        return sum(waiter.num_tokens for tenant in self._tenants.values() for waiter in tenant.waiting)
 
     @property
-    def head(self) -> Ticket | None:
+    def head(self) -> Waiter | None:
         """Whose turn it is; None: nobody waits."""
         if self._head is None or (self._again and not self._head.is_again):
             self._head = self._next()
         return self._head
 
-    def join(self, ticket: Ticket) -> Ticket | None:
+    def join(self, waiter: Waiter) -> Waiter | None:
         """It waits from now on. In a full line somebody has to go instead, who is returned: the newest of the least
         urgent of the tenant with most waiting; the newcomer itself if its tenant has as many. None: there is room."""
         self._num_arrivals += 1
-        ticket.number = self._num_arrivals
-        if ticket.is_again:
-            self._again.append(ticket)
+        waiter.number = self._num_arrivals
+        if waiter.is_again:
+            self._again.append(waiter)
             return None
-        displaced = self._displaced_by(ticket) if self._num_waiting >= self._max_waiting else None
-        if displaced is ticket:
-            return ticket
+        displaced = self._displaced_by(waiter) if self._num_waiting >= self._max_waiting else None
+        if displaced is waiter:
+            return waiter
         if displaced is not None:
             self.leave(displaced)
-        self._add(ticket)
+        self._add(waiter)
         return displaced
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """It goes away without a turn; nothing if it does not wait."""
-        if ticket.is_again:
-            if ticket in self._again:
-                self._again.remove(ticket)
+        if waiter.is_again:
+            if waiter in self._again:
+                self._again.remove(waiter)
         else:
-            tenant = self._tenants.get(ticket.tenant)
-            if tenant is None or ticket not in tenant.waiting:
+            tenant = self._tenants.get(waiter.tenant)
+            if tenant is None or waiter not in tenant.waiting:
                 return
-            tenant.waiting.remove(ticket)
+            tenant.waiting.remove(waiter)
             self._num_waiting -= 1
             self._forget_idle()
-        if ticket is self._head:
+        if waiter is self._head:
             self._head = None
 
-    def serve(self, ticket: Ticket) -> None:
+    def serve(self, waiter: Waiter) -> None:
         """The head has its turn."""
-        assert ticket is self.head, (ticket, self.head)
-        if not ticket.is_again:
-            self._tenants[ticket.tenant].mark += ticket.num_tokens
+        assert waiter is self.head, (waiter, self.head)
+        if not waiter.is_again:
+            self._tenants[waiter.tenant].mark += waiter.num_tokens
             self._num_turns += 1
-        self.leave(ticket)
+        self.leave(waiter)
 
-    def num_tokens_ahead(self, ticket: Ticket) -> int:
-        """What comes before a ticket that is about to join, at the most that each tenant has there by then, without
+    def num_tokens_ahead(self, waiter: Waiter) -> int:
+        """What comes before a waiter that is about to join, at the most that each tenant has there by then, without
         those that were let in before: they have no work of the line's to wait for."""
-        ours = self._tenants.get(ticket.tenant)
-        before = [] if ours is None else [other for other in ours.waiting if other.priority <= ticket.priority]
+        ours = self._tenants.get(waiter.tenant)
+        before = [] if ours is None else [other for other in ours.waiting if other.priority <= waiter.priority]
         num_ours = sum(other.num_tokens for other in before)
         mark = self._lowest_mark() if ours is None else ours.mark
-        reach = mark + num_ours + ticket.num_tokens
+        reach = mark + num_ours + waiter.num_tokens
         num_others = 0
         for name, tenant in self._tenants.items():
-            if name != ticket.tenant:
+            if name != waiter.tenant:
                 num_others += min(sum(other.num_tokens for other in tenant.waiting), max(0, round(reach - tenant.mark)))
         return num_ours + num_others
 
-    def _add(self, ticket: Ticket) -> None:
-        tenant = self._tenants.setdefault(ticket.tenant, _Tenant(self._lowest_mark()))
-        insort(tenant.waiting, ticket, key=Ticket.rank)
+    def _add(self, waiter: Waiter) -> None:
+        tenant = self._tenants.setdefault(waiter.tenant, _Tenant(self._lowest_mark()))
+        insort(tenant.waiting, waiter, key=Waiter.rank)
         self._num_waiting += 1
 
-    def _displaced_by(self, ticket: Ticket) -> Ticket:
+    def _displaced_by(self, waiter: Waiter) -> Waiter:
         """Of a full line."""
         candidates = {
             name: [waiting for waiting in tenant.waiting if waiting is not self._head]
             for name, tenant in self._tenants.items()
         }
-        candidates.setdefault(ticket.tenant, []).append(ticket)
+        candidates.setdefault(waiter.tenant, []).append(waiter)
         most = max(len(waiting) for waiting in candidates.values())
-        if len(candidates[ticket.tenant]) == most:
-            return max(candidates[ticket.tenant], key=Ticket.rank)
+        if len(candidates[waiter.tenant]) == most:
+            return max(candidates[waiter.tenant], key=Waiter.rank)
         return max(
-            (max(waiting, key=Ticket.rank) for waiting in candidates.values() if len(waiting) == most),
+            (max(waiting, key=Waiter.rank) for waiting in candidates.values() if len(waiting) == most),
             key=lambda waiting: waiting.number,
         )
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> Waiter | None:
         if self._again:
             return self._again[0]
         busy = [tenant for tenant in self._tenants.values() if tenant.waiting]
         if not busy:
             return None
         if self._num_turns % NUM_TURNS_A_ROUND == NUM_TURNS_A_ROUND - 1:
-            return min((ticket for tenant in busy for ticket in tenant.waiting), key=lambda ticket: ticket.number)
+            return min((waiter for tenant in busy for waiter in tenant.waiting), key=lambda waiter: waiter.number)
         return min(busy, key=lambda tenant: (tenant.mark, min(t.number for t in tenant.waiting))).waiting[0]
 
     def _lowest_mark(self) -> float:

@@ -17,7 +17,7 @@ from support.commands import COMMAND, Finished, environment, run_command
 
 RESULT_KEYS = {
     "token_ids", "text", "finish_reason", "stop_reason", "seed", "logprobs", "usage", "accepted_tokens",
-    "drafted_tokens", "handoff", "warnings",
+    "drafted_tokens", "handoff", "local_prefill", "warnings",
 }
 
 

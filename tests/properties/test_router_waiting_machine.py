@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pd_router.waiting_line import NUM_TURNS_A_ROUND, Ticket, WaitingLine
+from pd_router.waiting_line import NUM_TURNS_A_ROUND, Waiter, WaitingLine
 
 MAX_WAITING = 6
 TENANTS = st.sampled_from("abc") | st.uuids().map(str)  # a few that come again, and ever new ones
@@ -18,29 +18,29 @@ class WaitingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.line = WaitingLine(max_waiting=MAX_WAITING)
-        self.waiting: list[Ticket] = []
-        self.outcomes: dict[Ticket, str] = {}
-        self.num_passed: dict[Ticket, int] = {}  # turns of others since it came, those let in before aside
-        self.num_before: dict[Ticket, int] = {}
+        self.waiting: list[Waiter] = []
+        self.outcomes: dict[Waiter, str] = {}
+        self.num_passed: dict[Waiter, int] = {}  # turns of others since it came, those let in before aside
+        self.num_before: dict[Waiter, int] = {}
 
-    def end(self, ticket: Ticket, outcome: str) -> None:
-        assert ticket not in self.outcomes, (ticket, outcome, self.outcomes[ticket])
-        self.outcomes[ticket] = outcome
-        if ticket in self.waiting:
-            self.waiting.remove(ticket)
+    def end(self, waiter: Waiter, outcome: str) -> None:
+        assert waiter not in self.outcomes, (waiter, outcome, self.outcomes[waiter])
+        self.outcomes[waiter] = outcome
+        if waiter in self.waiting:
+            self.waiting.remove(waiter)
 
     @rule(
         tenant=TENANTS, priority=st.integers(-2, 2), num_tokens=st.integers(1, 5_000),
         is_again=st.integers(0, 5).map(lambda roll: roll == 0),
     )
     def join(self, tenant: str, priority: int, num_tokens: int, is_again: bool) -> None:
-        ticket = Ticket(tenant=tenant, priority=priority, num_tokens=num_tokens, is_again=is_again)
+        waiter = Waiter(tenant=tenant, priority=priority, num_tokens=num_tokens, is_again=is_again)
         head = self.line.head
-        self.num_before[ticket] = sum(not other.is_again for other in self.waiting)
-        self.num_passed[ticket] = 0
-        displaced = self.line.join(ticket)
-        if displaced is not ticket:
-            self.waiting.append(ticket)
+        self.num_before[waiter] = sum(not other.is_again for other in self.waiting)
+        self.num_passed[waiter] = 0
+        displaced = self.line.join(waiter)
+        if displaced is not waiter:
+            self.waiting.append(waiter)
         if displaced is not None:
             assert displaced is not head
             assert not displaced.is_again
@@ -61,28 +61,28 @@ class WaitingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        ticket = data.draw(st.sampled_from(self.waiting))
-        self.line.leave(ticket)
-        self.line.leave(ticket)  # as often as anybody says so
-        self.end(ticket, "left")
+        waiter = data.draw(st.sampled_from(self.waiting))
+        self.line.leave(waiter)
+        self.line.leave(waiter)  # as often as anybody says so
+        self.end(waiter, "left")
 
     @invariant()
     def the_line_is_who_waits(self) -> None:
         assert len(self.line) == len(self.waiting)
-        assert sum(not ticket.is_again for ticket in self.waiting) <= MAX_WAITING
+        assert sum(not waiter.is_again for waiter in self.waiting) <= MAX_WAITING
         assert (self.line.head is None) == (not self.waiting)
-        assert self.line.num_tokens == sum(ticket.num_tokens for ticket in self.waiting if not ticket.is_again)
+        assert self.line.num_tokens == sum(waiter.num_tokens for waiter in self.waiting if not waiter.is_again)
 
     @invariant()
     def nobody_is_passed_by_for_ever(self) -> None:
-        for ticket in self.waiting:
-            most = NUM_TURNS_A_ROUND * (self.num_before[ticket] + 1)
-            assert ticket.is_again or self.num_passed[ticket] <= most, ticket
+        for waiter in self.waiting:
+            most = NUM_TURNS_A_ROUND * (self.num_before[waiter] + 1)
+            assert waiter.is_again or self.num_passed[waiter] <= most, waiter
 
     @invariant()
     def who_waits_no_more_is_forgotten(self) -> None:
         """Unless it has had more than those that wait now."""
-        waiting = {ticket.tenant for ticket in self.waiting if not ticket.is_again}
+        waiting = {waiter.tenant for waiter in self.waiting if not waiter.is_again}
         tenants = self.line._tenants
         lowest = min((tenants[name].mark for name in waiting), default=math.inf)
         assert all(name in waiting or tenant.mark > lowest for name, tenant in tenants.items())
@@ -107,17 +107,17 @@ def test_whoever_comes_later_one_has_its_turn_in_time(
 ) -> None:
     line = WaitingLine(max_waiting=1_000)
     for tenant, priority, num_tokens in before:
-        line.join(Ticket(tenant=tenant, priority=priority, num_tokens=num_tokens))
+        line.join(Waiter(tenant=tenant, priority=priority, num_tokens=num_tokens))
     tenant, priority, num_tokens = ours
-    ticket = Ticket(tenant=tenant, priority=priority, num_tokens=num_tokens)
-    line.join(ticket)
+    waiter = Waiter(tenant=tenant, priority=priority, num_tokens=num_tokens)
+    line.join(waiter)
     for turn in range(NUM_TURNS_A_ROUND * (len(before) + 1)):
         for tenant, priority, num_tokens in after[turn % len(after)]:
-            line.join(Ticket(tenant=tenant, priority=priority, num_tokens=num_tokens))
+            line.join(Waiter(tenant=tenant, priority=priority, num_tokens=num_tokens))
         head = line.head
         assert head is not None
         line.serve(head)
-        if head is ticket:
+        if head is waiter:
             return
     raise AssertionError("it still waits")
 

@@ -17,7 +17,7 @@ from pd_engine.errors import (
     Unavailable,
 )
 from pd_router.link_state import LinkState
-from pd_router.waiting_line import Ticket
+from pd_router.waiting_line import Waiter
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
 from support.stub_worker import StubWorker
 from support.toy_model import toy_generate
@@ -98,7 +98,7 @@ async def test_a_worker_that_dies_while_sequences_wait_there_is_avoided_all_the_
         lab.decode[0].loads = {"num_preempted": 1}
         await eventually(lambda: not link.load.has_room)
         gate = lab.router._dispatcher._gate
-        first = Ticket(is_again=True)  # until it goes, nobody is placed
+        first = Waiter(is_again=True)  # until it goes, nobody is placed
         gate._calls[first] = asyncio.Event()
         gate._admission.line.join(first)
         await lab.decode[0].kill()

@@ -20,7 +20,7 @@ from pd_router.costs import num_expected_tokens
 from pd_router.placement import Placement
 from pd_router.pools import PlacementRequest, Snapshot, WorkerView
 from pd_router.targets import Targets
-from pd_router.waiting_line import Ticket
+from pd_router.waiting_line import Waiter
 from pd_router.worker_load import WorkerLoad
 
 REPORT_INTERVAL_S = 0.2
@@ -69,7 +69,7 @@ class _Request:
     num_prompt: int
     num_output: int
     wanted: PlacementRequest
-    ticket: Ticket
+    waiter: Waiter
     targets: Targets
     placement: Placement | None = None
     first_s: float = 0.0
@@ -151,7 +151,7 @@ class _World:
         limit_ms = math.inf if self._itl_ms is None else self._itl_ms
         self._decode = {f"decode-{n}": _Decode(f"decode-{n}", itl_limit_ms=limit_ms) for n in range(NUM_DECODE)}
         self._computing: dict[TracedRequest, _Request] = {}
-        self._waiting: dict[Ticket, _Request] = {}
+        self._waiting: dict[Waiter, _Request] = {}
         self._requests: list[_Request] = []
         self._num_open = 0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -180,7 +180,7 @@ class _World:
         return _Request(
             number=next(self._numbers), arrival_s=at_s, num_prompt=num_prompt,
             num_output=min(MAX_TOKENS, 1 + self._draw(OUTPUT_TOKENS)), wanted=wanted,
-            ticket=Ticket(num_tokens=num_prompt + num_expected_tokens(wanted)),
+            waiter=Waiter(num_tokens=num_prompt + num_expected_tokens(wanted)),
             targets=Targets(begun_s=at_s, ttft_ms=self._ttft_ms, itl_ms=self._itl_ms),
         )
 
@@ -204,7 +204,7 @@ class _World:
     def _arrive(self, request: _Request, now_s: float) -> None:
         try:
             arrival = self._admission.arrive(
-                request.ticket, request.wanted, self._snapshot(), request.targets, now_s
+                request.waiter, request.wanted, self._snapshot(), request.targets, now_s
             )
         except ResourceExhausted:
             self._refuse(request, "at once")
@@ -214,7 +214,7 @@ class _World:
         if arrival.placement is not None:
             self._begin(request, arrival.placement, now_s)
             return
-        self._waiting[request.ticket] = request
+        self._waiting[request.waiter] = request
         if self._ttft_ms is not None:
             self._at(request.arrival_s + self._ttft_ms / 1000, partial(self._overdue, request))
 
@@ -235,12 +235,12 @@ class _World:
             self._begin(request, placement, now_s)
 
     def _overdue(self, request: _Request, now_s: float) -> None:
-        if request.ticket in self._waiting:
+        if request.waiter in self._waiting:
             self._leave(request)
 
     def _leave(self, request: _Request) -> None:
-        del self._waiting[request.ticket]
-        self._admission.leave(request.ticket)
+        del self._waiting[request.waiter]
+        self._admission.leave(request.waiter)
         self._refuse(request, "in line")
 
     def _refuse(self, request: _Request, how: str) -> None:

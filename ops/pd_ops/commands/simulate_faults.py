@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pd_engine.errors import EXIT_CHECK_FAILED, InvalidArgument
 from pd_ops.commands import options
 from pd_ops.output import Output
-from pd_ops.simulation.run import Played, play, play_all
+
+if TYPE_CHECKING:
+    from pd_ops.simulation.run import Played
 
 NUM_SEEDS = 200
 NOTE_EVERY = 50  # seeds
@@ -29,6 +31,8 @@ def command(
     output = options.start(context, as_json)
     if story and seed is None:
         raise InvalidArgument("--story is for one seed: give --seed N as well")
+    from pd_ops.simulation.run import play  # imports torch
+
     if seed is not None:
         played = [play(seed, with_story=story)]
     else:
@@ -58,6 +62,8 @@ def parse_seeds(text: str) -> range:
 
 def _play_many(seeds: range, output: Output) -> list[Played]:
     """In order; ends early when many have failed."""
+    from pd_ops.simulation.run import play_all
+
     num_failed = 0
 
     def goes_on(played: Played) -> bool:
