@@ -10,10 +10,12 @@ from kv_transfer.destination_state import Broke, Ended, LeaseEvent, LeaseRecord,
 from kv_transfer.journey import JourneyKey
 from kv_transfer.manifest import Closing
 from kv_transfer.source_book import SourceBook
-from kv_transfer.source_state import SourceEvent, SourceHandoff, SourceState
+from kv_transfer.source_state import MARGIN_S, SourceEvent, SourceHandoff, SourceState
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import AlreadyExists, Gone, InvalidArgument, ResourceExhausted
 from support import handoff_network as network
+from support import handoff_prefixes as prefixes
+from support.handoff_checks import check, drain
 from support.handoff_prompt import PAGED
 from support.handoff_world import LEASE_S, World
 
@@ -181,4 +183,27 @@ def test_a_silent_source_breaks_the_pull_and_a_silent_router_ends_the_lease() ->
     assert isinstance(ended, Ended)
     assert ended.lease.state is LeaseState.EXPIRED
     assert book.num_leases == 0
+    world.dispose()
+
+
+def test_a_destination_dies_while_it_pulls_a_prefix() -> None:
+    """Its lease stays as it was; the pins end at their own deadline, after the lease's, and not before."""
+    world = World()
+    source, destination = world.sources[0], world.destinations[1]
+    prefixes.keep(world, source, world.prompts[world.new_journey(16)])
+    key = prefixes.hold(world, source, world.kept[0][1], destination)
+    assert key is not None
+    world.advance(0.5 * LEASE_S)
+    prefixes.pull(world, world.held[0])
+    network.deliver(world, world.streams[0])
+    lease = world.leases[key][1]
+    world.restart_destination(1)
+    world.advance(lease.deadline_s + 0.9 * MARGIN_S - world.now_s)
+    check(world)
+    assert source.book.live_keys() == [key], "the margin has not passed"
+    world.advance(0.2 * MARGIN_S)
+    check(world)
+    assert lease.state is LeaseState.PULLING, "nobody is left to end it"
+    assert source.book.num_pins == 0
+    drain(world)
     world.dispose()

@@ -39,6 +39,15 @@ def test_any_order_of_events(machine: type[HandoffMachine]) -> None:
     run_state_machine_as_test(machine, settings=QUICK)
 
 
+@pytest.mark.parametrize(("machine", "count", "seed"), [(WithoutChecksumsMachine, 59, 17875)])
+def test_orders_that_once_failed(machine: type[HandoffMachine], count: int, seed: int) -> None:
+    """A destination dies while it pulls a prefix."""
+    run = machine()
+    run.start()
+    run.things_happen(count=count, seed=seed)
+    run.teardown()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("machine", MACHINES)

@@ -20,6 +20,7 @@ PLANTED = {
     "early free": Parts(source_book=bugs.FreedAtClosing),
     "renewal forgotten": Parts(source_book=bugs.RenewalForgotten),
     "hold is renewed": Parts(source_book=bugs.HoldIsRenewed),
+    "hold ends before its reader": Parts(source_book=bugs.HoldEndsBeforeItsReader),
     "pins of holds forgotten": Parts(holder=bugs.PinsOfHoldsForgotten),
     "holds without bound": Parts(holder=bugs.HoldsWithoutBound),
     "prefix lease is renewed": Parts(destination_book=bugs.PrefixLeaseIsRenewed),

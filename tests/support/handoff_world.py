@@ -304,7 +304,8 @@ class World:
                 source.pool.release(blocks, handoff.key.owner)
 
     def _assert_may_end(self, source: Source, handoff: SourceHandoff) -> None:
-        """Pins end for a reason, and expire only after every lease that counts on them."""
+        """Pins end for a reason, and expire only after every lease that counts on them: that of a destination which
+        died stays as it was, and ends at the deadline that it knew (the lease's own, if nothing renews it)."""
         key, puller = handoff.key, self.pullers.get(handoff.token)
         if handoff.state is SourceState.COMMITTED:
             assert puller is not None and puller.state is LeaseState.COMMITTED, f"{key} was committed too early"
@@ -314,7 +315,8 @@ class World:
                 f"the pins of {key} ended although nobody released it"
             )
         if handoff.state is SourceState.EXPIRED and puller is not None and puller.state is LeaseState.PULLING:
-            assert puller.peer_deadline_s < self.now_s, f"the pins of {key} expired before its lease"
+            counts_until_s = puller.deadline_s if puller.is_prefix else puller.peer_deadline_s
+            assert counts_until_s < self.now_s, f"the pins of {key} expired before its lease"
 
     def break_pull(self, destination: Destination, lease: LeaseRecord, error: PdRelayError) -> None:
         destination.book.break_pull(lease, error)

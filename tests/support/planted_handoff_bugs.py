@@ -56,6 +56,15 @@ class HoldIsRenewed(SourceBook):
         handoff.deadline_s = max(handoff.deadline_s, now_s + lease_ms / 1000 + MARGIN_S)
 
 
+class HoldEndsBeforeItsReader(SourceBook):
+    """The pins of a prefix end while its reader still counts on them."""
+
+    def tick(self, now_s: float) -> None:
+        for handoff in [h for h in self._live.values() if h.last_deadline_s - 1.3 * MARGIN_S <= now_s]:
+            self._end(handoff, SourceEvent.EXPIRE, now_s)
+        super().tick(now_s)
+
+
 class PinsOfHoldsForgotten(PrefixHolder):
     """The end of a hold frees nothing."""
 
