@@ -156,8 +156,10 @@ async def test_ids_are_kept_for_a_stated_time() -> None:
         assert (await read(lab, max_tokens=3))[1] == ANSWER[:3]
 
 
-async def test_a_request_that_is_known_is_let_in_when_the_system_is_full() -> None:
-    async with router_lab(settings(router={"max_running_requests": 1})) as lab:
+async def test_a_request_that_is_known_is_let_in_when_the_system_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full at the door already: nobody may wait in line, or come to be judged."""
+    monkeypatch.setattr("pd_router.admission.NUM_BEING_JUDGED", 0)
+    async with router_lab(settings(router={"max_running_requests": 1, "max_waiting_requests": 0})) as lab:
         gate = lab.prefill[0].faults.prefill_gate = asyncio.Event()
         first = asyncio.create_task(read(lab))
         await eventually(lambda: num_prefills(lab) == 1)
