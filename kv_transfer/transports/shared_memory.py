@@ -212,10 +212,13 @@ async def _receive_fd(sock: socket.socket, num_bytes: int) -> int:
         for fd in fds:
             os.close(fd)
         raise Unavailable("the source passed no memory")
-    data += await receive(sock, LENGTH.size - len(data))
-    if LENGTH.unpack(data)[0] != num_bytes:
+    try:
+        data += await receive(sock, LENGTH.size - len(data))
+        if LENGTH.unpack(data)[0] != num_bytes:
+            raise InvalidArgument(f"{NAME}: the arena must have {num_bytes} bytes, got {LENGTH.unpack(data)[0]}")
+    except BaseException:
         os.close(fds[0])
-        raise InvalidArgument(f"{NAME}: the arena must have {num_bytes} bytes, got {LENGTH.unpack(data)[0]}")
+        raise
     return fds[0]
 
 
