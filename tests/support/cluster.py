@@ -16,7 +16,7 @@ from typing import Any
 from decode_worker.worker import DecodeWorker
 from pd_engine.settings import load_settings
 from prefill_worker.worker import PrefillWorker
-from support.leaks import assert_no_leaks
+from support.leaks import assert_nothing_left
 
 SECRET = "a-secret-for-tests-only-0123456789"
 START_TIMEOUT_S = 60.0
@@ -113,7 +113,7 @@ async def local_workers(settings: dict[str, Any], *, secret: str = SECRET) -> As
     At the end no file, thread or process may be left, whatever the test did.
     """
     parsed = load_settings(None, dict(settings))
-    with assert_no_leaks():
+    async with assert_nothing_left():
         prefill = PrefillWorker(parsed, worker_id="prefill-0", host="127.0.0.1", secret=secret)
         decode = DecodeWorker(parsed, worker_id="decode-0", host="127.0.0.1", secret=secret)
         try:

@@ -4,11 +4,12 @@ their baseline."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import grpc.aio
 import psutil
 
 from pd_engine.cache.blocks import BlockPool
+
+CLOSING_S = 5.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -51,6 +54,24 @@ def assert_no_leaks(*, except_files: str | None = None) -> Iterator[None]:
     assert not after.children - before.children, f"child processes were left: {after.children - before.children}"
     new_threads = {name for name in after.threads - before.threads if not _is_shared(name)}
     assert not new_threads, f"threads were left behind: {sorted(new_threads)}"
+
+
+@asynccontextmanager
+async def assert_nothing_left() -> AsyncIterator[None]:
+    """`assert_no_leaks` around what runs in this event loop.
+
+    An asynchronous generator that nobody refers to any more, or that the collector finds, is closed by a task of the
+    loop, and holds all that its frame refers to until then: gRPC leaves those of cut streams to this. So the loop gets
+    time to do it.
+    """
+    with assert_no_leaks():
+        before = set(_open_files())
+        yield
+        with contextlib.suppress(TimeoutError):  # the check tells what is still there
+            async with asyncio.timeout(CLOSING_S):
+                while set(_open_files()) - before:
+                    gc.collect()
+                    await asyncio.sleep(0.002)
 
 
 class _Resources:
