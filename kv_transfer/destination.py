@@ -180,10 +180,10 @@ class HandoffDestination:
         it, or `let_go`."""
         return await self._prefixes.hold(key, holder, wanted, lease_ms)
 
-    def let_go(self, key: JourneyKey, address: str) -> None:
+    def let_go(self, key: JourneyKey, address: str, epoch: str) -> None:
         """What was to be held there, or is, is not wanted any more."""
         timeout_s = self._settings.fetch_timeout_ms / 1000
-        self._start(self._prefixes.let_go(key, address, timeout_s), "kv-let-go")
+        self._start(self._prefixes.let_go(key, address, epoch, timeout_s), "kv-let-go")
 
     def pull(self, key: JourneyKey, lease_id: str, source: SourceInfo) -> None:
         """Starts pulling and returns; `on_complete` or `on_failed` follows exactly once, unless `release` or a
@@ -255,7 +255,7 @@ class HandoffDestination:
                     self._desk.stop_manifest(lease)
                     self._desk.stop_fetches(lease)
                     if lease.is_prefix and lease.source is not None:
-                        self.let_go(lease.key, lease.source.address)
+                        self.let_go(lease.key, lease.source.address, lease.source.epoch)
                     if lease.state is LeaseState.EXPIRED:
                         self._on_expired(lease.key)
         while (fetch := self._book.next_fetch()) is not None:

@@ -56,17 +56,18 @@ class Peers:
         self._open_channel = open_channel
         self._host_id = host_id
         self._clock = clock
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[tuple[str, str], _Channel] = {}  # by (address, epoch)
         self._links: dict[tuple[str, str], Link] = {}  # by (epoch, name of the transport)
         self._connecting: dict[tuple[str, str], asyncio.Lock] = {}
 
-    def stub(self, address: str) -> KvSourceAsyncStub:
-        """Calls to the source at `address`."""
-        return self._channel(address).stub
+    def stub(self, address: str, epoch: str) -> KvSourceAsyncStub:
+        """Calls to that life of the source at `address`. A new life has a channel of its own: that of the last one
+        may still wait before it tries to connect again."""
+        return self._channel(address, epoch).stub
 
-    def worker_stub(self, address: str) -> WorkerAsyncStub:
-        """Calls to the worker at `address` that are not about a transfer."""
-        return self._channel(address).worker
+    def worker_stub(self, address: str, epoch: str) -> WorkerAsyncStub:
+        """Calls to the worker that are not about a transfer."""
+        return self._channel(address, epoch).worker
 
     async def acquire(self, source: SourceInfo, opening: Opening, timeout_s: float) -> Link:
         """A connection over the best transport that both sides have; `release` it afterwards.
@@ -104,8 +105,8 @@ class Peers:
                 await self._drop(key)
         for key in [key for key, lock in self._connecting.items() if key not in self._links and not lock.locked()]:
             del self._connecting[key]
-        for address in [address for address, entry in self._channels.items() if entry.used_s < too_old_s]:
-            await self._channels.pop(address).channel.close()
+        for life in [life for life, entry in self._channels.items() if entry.used_s < too_old_s]:
+            await self._channels.pop(life).channel.close()
 
     async def close(self) -> None:
         for key in list(self._links):
@@ -116,11 +117,12 @@ class Peers:
             _, entry = self._channels.popitem()
             await entry.channel.close()
 
-    def _channel(self, address: str) -> _Channel:
-        entry = self._channels.get(address)
+    def _channel(self, address: str, epoch: str) -> _Channel:
+        entry = self._channels.get((address, epoch))
         if entry is None:
             channel = self._open_channel(address)
-            entry = self._channels[address] = _Channel(channel, kv_source_stub(channel), worker_stub(channel), 0.0)
+            entry = _Channel(channel, kv_source_stub(channel), worker_stub(channel), 0.0)
+            self._channels[address, epoch] = entry
         entry.used_s = self._clock()
         return entry
 

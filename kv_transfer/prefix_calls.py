@@ -63,7 +63,7 @@ class PrefixCalls:
             cache_salt=wanted.cache_salt, num_held_blocks=wanted.num_held_blocks, lease_ms=lease_ms,
         )
         try:
-            reply = await self._peers.stub(holder.address).Hold(request, timeout=lease_ms / 1000)
+            reply = await self._peers.stub(holder.address, holder.epoch).Hold(request, timeout=lease_ms / 1000)
         except grpc.aio.AioRpcError as error:
             raise typed_error(error) from None
         if reply.epoch != holder.epoch:
@@ -80,11 +80,11 @@ class PrefixCalls:
         source = SourceInfo(address=holder.address, epoch=reply.epoch, token=reply.token)
         return HeldPrefix(source=source, num_blocks=reply.num_blocks)
 
-    async def let_go(self, key: JourneyKey, address: str, timeout_s: float) -> None:
+    async def let_go(self, key: JourneyKey, address: str, epoch: str, timeout_s: float) -> None:
         """Ends the pins, and whatever call for them is still on its way. If the holder cannot be told, they expire."""
         request = pb.ReleaseRequest(journeys=[_ref(key)], reason="the fetch has ended")
         try:
-            await self._peers.worker_stub(address).Release(request, timeout=timeout_s)
+            await self._peers.worker_stub(address, epoch).Release(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             log.info("release of %s: %s", key, typed_error(error).message)
 

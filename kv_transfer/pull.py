@@ -136,7 +136,7 @@ class PullDesk:
         assert source is not None
         request = pb.SourceRenewRequest(journey=_ref(lease.key), token=source.token, lease_ms=lease.lease_ms)
         try:
-            reply = await self._peers.stub(source.address).SourceRenew(request, timeout=self._timeout_s)
+            reply = await self._peers.stub(source.address, source.epoch).SourceRenew(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:  # the peer's deadline decides when it counts as stalled
             log.warning("renewal of %s: %s", lease.key, typed_error(error).message)
             return
@@ -151,7 +151,7 @@ class PullDesk:
         request = pb.CommitRequest(journey=_ref(key), token=source.token)
         for _ in range(COMMIT_TRIES):
             try:
-                await self._peers.stub(source.address).Commit(request, timeout=self._timeout_s)
+                await self._peers.stub(source.address, source.epoch).Commit(request, timeout=self._timeout_s)
                 return
             except grpc.aio.AioRpcError as error:
                 typed = typed_error(error)
@@ -175,7 +175,7 @@ class PullDesk:
             journey=_ref(lease.key), token=source.token, source_epoch=source.epoch, destination_epoch=self._epoch,
             hello=pack_hello(replace(self._hello, lease_ms=lease.lease_ms)),
         )
-        call = self._peers.stub(source.address).Manifest(request)
+        call = self._peers.stub(source.address, source.epoch).Manifest(request)
         try:
             await self._read_parts(lease, source, call)
         finally:

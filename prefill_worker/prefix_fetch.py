@@ -168,4 +168,4 @@ class PrefixFetcher:
         assert fetch.asking is not None
         if fetch.asking is not asyncio.current_task():
             fetch.asking.cancel()
-        self.destination.let_go(fetch.key, fetch.holder.address)
+        self.destination.let_go(fetch.key, fetch.holder.address, fetch.holder.epoch)
