@@ -25,6 +25,7 @@ from pd_router.request_log import log_end
 from pd_router.runner import JourneyRunner
 from pd_router.running import RunningChoice, RunningRequest
 from pd_router.stream import Chunk, TokenStream
+from pd_router.timeline import Timeline
 from pd_router.wanted import PromptHashes, placement_request
 
 HANDOFF_MARGIN_S = 1.0
@@ -227,12 +228,13 @@ class Dispatcher:
 
     def _start_choice(self, running: RunningRequest, choice: RunningChoice, key: RequestKey) -> None:
         now_s = asyncio.get_running_loop().time
-        begun_s = now_s()
+        timeline = choice.timeline = Timeline(begun_s=now_s())
 
         def emit(chunk: Chunk) -> None:
-            if chunk.index == 0:
-                choice.first_token_s = now_s() - begun_s
-                self._metrics.note_first_token(choice.first_token_s)
+            gap_s = timeline.note_tokens(now_s())
+            if gap_s is None:
+                self._metrics.note_first_token(timeline.first_token_s or 0.0, len(choice.request.prompt_ids))
+            self._metrics.note_tokens(len(chunk.tokens), gap_s)
             running.wake()
 
         runner = JourneyRunner(
@@ -250,10 +252,11 @@ class Dispatcher:
             recovery_wait_s=self._settings.recovery_wait_s,
             ttft_target_ms=self._settings.ttft_target_ms,
             itl_target_ms=self._settings.itl_target_ms,
+            timeline=timeline,
         )
         choice.task = asyncio.create_task(runner.run(), name=f"journey {choice.journey.journey_id}")
         self._tasks.add(choice.task)
-        choice.task.add_done_callback(lambda task: self._ended(task, running, choice, key, now_s() - begun_s))
+        choice.task.add_done_callback(lambda task: self._ended(task, running, choice, key, now_s()))
 
     def _speculate(self, request: Request) -> int:
         """Draft tokens a step."""
@@ -261,17 +264,20 @@ class Dispatcher:
         return min(self._settings.speculate if wanted is None else wanted, self._registry.max_speculate)
 
     def _ended(
-        self, task: asyncio.Task[None], running: RunningRequest, choice: RunningChoice, key: RequestKey, seconds: float
+        self, task: asyncio.Task[None], running: RunningRequest, choice: RunningChoice, key: RequestKey, now_s: float
     ) -> None:
         request, journey = choice.request, choice.journey
         self._tasks.discard(task)
-        self._limits.note_end(running.caller, num_generated=len(journey.stream.tokens), now_s=_now_s())
+        self._limits.note_end(running.caller, num_generated=len(journey.stream.tokens), now_s=now_s)
         if running.ended:
             self._note_request_end(running, key)
-        self._admission.note_end(seconds * 1000)
-        self._metrics.note_end(journey, num_prompt_tokens=len(request.prompt_ids), seconds=seconds)
+        timeline = choice.timeline
+        assert timeline is not None, "it has begun"
+        timeline.ended_s = now_s
+        self._admission.note_end((now_s - timeline.begun_s) * 1000)
+        self._metrics.note_end(journey, timeline, num_prompt_tokens=len(request.prompt_ids))
         running.wake()
-        log_end(running, choice, seconds=seconds)
+        log_end(running, choice, seconds=now_s - timeline.begun_s)
 
     def _note_request_end(self, running: RunningRequest, key: RequestKey) -> None:
         if running.submission.payload and running.succeeded:

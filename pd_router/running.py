@@ -13,6 +13,7 @@ from pd_router.journey import HandoffReport, Journey, JourneyState, LocalPrefill
 from pd_router.placement import Placement
 from pd_router.request import Request, Submission
 from pd_router.stream import Chunk
+from pd_router.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +45,12 @@ class Update:
 
 @dataclass(slots=True)
 class RunningChoice:
-    """`task` runs the journey; None before it has begun. `first_token_s`: from then to the first token; None before."""
+    """`task` runs the journey; None before it has begun. `timeline`: of that; None before."""
 
     request: Request
     journey: Journey
     task: asyncio.Task[None] | None = None
-    first_token_s: float | None = None
+    timeline: Timeline | None = None
 
     @property
     def ended(self) -> bool:

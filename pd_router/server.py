@@ -83,7 +83,8 @@ class Router:
             may_degrade=self._settings.router.degraded == "local",
         )
         self._metrics = Metrics(
-            self._registry, lambda: self._dispatcher.num_running, lambda: self._dispatcher.num_waiting
+            self._registry, self._model.served_name, lambda: self._dispatcher.num_running,
+            lambda: self._dispatcher.num_waiting,
         )
         self._dispatcher = Dispatcher(
             DispatchSettings.of(self._settings),
