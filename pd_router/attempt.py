@@ -213,7 +213,7 @@ class Attempt:
     # What comes back
 
     def _take_first(self, first: pb.FirstToken) -> None:
-        self._times.prefilled_s = _now_s()
+        self._times.prefilled_s, self._times.prompt = _now_s(), first.times
         self._note_prefilled()
         self._journey.note_cached_tokens(self.number, first.cached_tokens)
         logprobs = [first.logprobs] if first.HasField("logprobs") else []
@@ -248,10 +248,10 @@ class Attempt:
             block_checksums=tuple(handoff.block_checksums),
         )
         self._journey.note_handoff(self.number, report)
-        self._times.handed_over_s = _now_s()
+        self._times.handed_over_s, self._times.handoff = _now_s(), handoff
 
     def _note_local_prefill(self, link: WorkerLink, done: pb.LocalPrefillDone) -> None:
-        self._times.prefilled_s = _now_s()
+        self._times.prefilled_s, self._times.prompt = _now_s(), done.times
         self._note_prefilled()
         self._journey.note_cached_tokens(self.number, done.cached_tokens)
         report = LocalPrefillReport(worker=link.worker_id, block_checksums=tuple(done.block_checksums))
@@ -299,7 +299,7 @@ class Attempt:
         if not no_room:
             culprit.note_failure(self._journey.journey_id, error)
         self._journey.fail_attempt(self.number, error, retryable=retryable, counts=not no_room)
-        self._times.failure = f"{error.code.value} at {culprit.worker_id}"
+        self._times.failure, self._times.failed_s = f"{error.code.value} at {culprit.worker_id}", _now_s()
         self._over.set_result(AttemptFailure(error, culprit, no_room))
 
     # Requests

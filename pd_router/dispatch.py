@@ -26,6 +26,8 @@ from pd_router.runner import JourneyRunner
 from pd_router.running import RunningChoice, RunningRequest
 from pd_router.stream import Chunk, TokenStream
 from pd_router.timeline import Timeline
+from pd_router.trace_parent import TraceParent
+from pd_router.tracing import Tracing
 from pd_router.wanted import PromptHashes, placement_request
 
 HANDOFF_MARGIN_S = 1.0
@@ -79,13 +81,14 @@ class DispatchSettings:
 class Dispatcher:
     def __init__(
         self, settings: DispatchSettings, *, registry: Registry, tokenizer: Tokenizer, metrics: Metrics,
-        new_id: NewId = random_id,
+        tracing: Tracing, new_id: NewId = random_id,
     ) -> None:
         self._new_id = new_id
         self._settings = settings
         self._registry = registry
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._tracing = tracing
         self._admission = Admission(settings.admission)
         self._gate = RoomGate(registry, self._admission)
         self._known: KnownRequests[RunningRequest] = KnownRequests(
@@ -130,7 +133,9 @@ class Dispatcher:
         self._admission.admit(self.num_running, num_choices)
 
     @contextlib.asynccontextmanager
-    async def run(self, submission: Submission, caller: Caller = ANYONE) -> AsyncIterator[RunningRequest]:
+    async def run(
+        self, submission: Submission, caller: Caller = ANYONE, trace_parent: TraceParent | None = None
+    ) -> AsyncIterator[RunningRequest]:
         """The request, started, or found if its client has sent it before. When the last reader leaves this block
         before its end, it is cancelled; one that was to be resumable, after a while.
 
@@ -142,7 +147,7 @@ class Dispatcher:
         key = RequestKey(caller.name, submission.request_id)
         running = self._known.find(key, submission.payload, _now_s())
         if running is None:
-            running = self._start(submission, key, caller)
+            running = self._start(submission, key, caller, trace_parent)
         self._enter(running, submission)
         try:
             yield running
@@ -205,13 +210,16 @@ class Dispatcher:
         self._known.forget(key, running)
         running.cancel()
 
-    def _start(self, submission: Submission, key: RequestKey, caller: Caller) -> RunningRequest:
+    def _start(
+        self, submission: Submission, key: RequestKey, caller: Caller, trace_parent: TraceParent | None
+    ) -> RunningRequest:
         self._admit(len(submission.choices))
         num_prompt_tokens = sum(len(submission.choices[first].prompt_ids) for first in submission.firsts)
         self._limits.admit(
             caller, num_choices=len(submission.choices), num_prompt_tokens=num_prompt_tokens, now_s=_now_s()
         )
-        running = RunningRequest(submission, caller, [self._new_choice(request) for request in submission.choices])
+        choices = [self._new_choice(request) for request in submission.choices]
+        running = RunningRequest(submission, caller, choices, trace_parent)
         self._known.add(key, submission.payload, running)
         for choice in running.choices:
             self._start_choice(running, choice, key)
@@ -277,6 +285,7 @@ class Dispatcher:
         self._admission.note_end((now_s - timeline.begun_s) * 1000)
         self._metrics.note_end(journey, timeline, num_prompt_tokens=len(request.prompt_ids))
         running.wake()
+        self._tracing.note_end(running, choice, key)
         log_end(running, choice, seconds=now_s - timeline.begun_s)
 
     def _note_request_end(self, running: RunningRequest, key: RequestKey) -> None:

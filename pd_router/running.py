@@ -14,6 +14,7 @@ from pd_router.placement import Placement
 from pd_router.request import Request, Submission
 from pd_router.stream import Chunk
 from pd_router.timeline import Timeline
+from pd_router.trace_parent import TraceParent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +89,12 @@ class RunningChoice:
 class RunningRequest:
     """Anyone may read `updates`; it is forgotten by itself."""
 
-    def __init__(self, submission: Submission, caller: Caller, choices: Sequence[RunningChoice]) -> None:
+    def __init__(
+        self, submission: Submission, caller: Caller, choices: Sequence[RunningChoice],
+        trace_parent: TraceParent | None = None,
+    ) -> None:
         self.submission = submission
+        self.trace_parent = trace_parent
         self.caller = caller
         self.choices = tuple(choices)
         self.num_readers = 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from pd_engine.contracts import worker_pb2 as pb
+
 
 @dataclass(kw_only=True, slots=True)
 class AttemptTimes:
@@ -21,7 +23,8 @@ class AttemptTimes:
         source_s: the prefill worker has said where its blocks are.
         prefilled_s: the prompt was computed: its first token is here.
         handed_over_s: the decode worker has said that it has everything.
-        failure: why another one followed, or none could; empty if it ended the journey by itself.
+        prompt, handoff: as the workers tell it.
+        failure, failed_s: why another one followed, or none could; empty and None if it ended the journey by itself.
     """
 
     number: int
@@ -35,7 +38,10 @@ class AttemptTimes:
     source_s: float | None = None
     prefilled_s: float | None = None
     handed_over_s: float | None = None
+    prompt: pb.PromptTimes | None = None
+    handoff: pb.HandoffDone | None = None
     failure: str = ""
+    failed_s: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)

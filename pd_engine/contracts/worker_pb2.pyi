@@ -184,6 +184,28 @@ class Failure(_message.Message):
     missing_blocks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., missing_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class PromptTimes(_message.Message):
+    __slots__ = ("total_ms", "queue_ms", "fetch_ms", "chunks")
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    total_ms: float
+    queue_ms: float
+    fetch_ms: float
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkTime]
+    def __init__(self, total_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[ChunkTime, _Mapping]]] = ...) -> None: ...
+
+class ChunkTime(_message.Message):
+    __slots__ = ("begun_ms", "ms", "num_tokens")
+    BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    begun_ms: float
+    ms: float
+    num_tokens: int
+    def __init__(self, begun_ms: _Optional[float] = ..., ms: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class HandoffDone(_message.Message):
     __slots__ = ("bytes", "transport", "block_checksums", "hidden_bytes", "cached_tokens", "pull_ms", "exposed_ms")
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -203,12 +225,14 @@ class HandoffDone(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., pull_ms: _Optional[float] = ..., exposed_ms: _Optional[float] = ...) -> None: ...
 
 class LocalPrefillDone(_message.Message):
-    __slots__ = ("cached_tokens", "block_checksums")
+    __slots__ = ("cached_tokens", "block_checksums", "times")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     block_checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cached_tokens: _Optional[int] = ..., block_checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    times: PromptTimes
+    def __init__(self, cached_tokens: _Optional[int] = ..., block_checksums: _Optional[_Iterable[int]] = ..., times: _Optional[_Union[PromptTimes, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop_token_ids", "logprobs", "speculate", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
@@ -350,20 +374,22 @@ class SourceInfo(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., address: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("index", "token_id", "logprobs", "finish_reason", "stop_reason", "cached_tokens")
+    __slots__ = ("index", "token_id", "logprobs", "finish_reason", "stop_reason", "cached_tokens", "times")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     index: int
     token_id: int
     logprobs: Logprobs
     finish_reason: str
     stop_reason: str
     cached_tokens: int
-    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., finish_reason: _Optional[str] = ..., stop_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    times: PromptTimes
+    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., finish_reason: _Optional[str] = ..., stop_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., times: _Optional[_Union[PromptTimes, _Mapping]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("journey", "lease_id", "source")

@@ -27,6 +27,8 @@ from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.status import Status
 from pd_router.timeline import Timeline
+from pd_router.trace_book import TraceBook
+from pd_router.tracing import Tracing
 from prefill_worker.worker import PrefillWorker
 
 PORT = 1
@@ -153,7 +155,7 @@ class SimulatedRouter:
                 self.registry, model.served_name, lambda: self.dispatcher.num_running,
                 lambda: self.dispatcher.num_waiting, on_end=on_end,
             ),
-            new_id=new_id,
+            tracing=Tracing(0), new_id=new_id,
         )
 
     async def start(self, workers: Sequence[WorkerEndpoint]) -> None:
@@ -162,7 +164,7 @@ class SimulatedRouter:
         status = Status(
             model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running
         )
-        service = PdRelayService(self.dispatcher, preparer, status, Callers([]))
+        service = PdRelayService(self.dispatcher, preparer, status, Callers([]), TraceBook(0))
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)
         server.add_insecure_port(address_of(self.process.name))
         await self.registry.set_workers(workers)
