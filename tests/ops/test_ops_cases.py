@@ -108,7 +108,7 @@ def test_splits_cut_a_prompt_at_every_token_and_share_blocks_with_nobody_else() 
     assert {length for _, length in cuts} == set(range(1, 35))
 
 
-@pytest.mark.parametrize("num_room_tokens", [300, 2048, 8192])
+@pytest.mark.parametrize("num_room_tokens", [300, 2048, 4096])
 def test_pressed_cases_outgrow_the_room_together_but_none_does_alone(num_room_tokens: int) -> None:
     cases = pressed_cases(num_room_tokens, 7, 1, LIMITS)
     if num_room_tokens < 1_000:
@@ -116,7 +116,7 @@ def test_pressed_cases_outgrow_the_room_together_but_none_does_alone(num_room_to
         return
     lengths = [num_bytes_or_tokens(case) + (case.sampling.max_tokens or 0) for case in cases]
     assert [case.number for case in cases] == list(range(7, 7 + NUM_AT_ONCE))
-    assert sum(lengths) > 1.25 * num_room_tokens
+    assert sum(lengths) > 1.9 * num_room_tokens
     assert max(lengths) <= min(num_room_tokens, LIMITS.max_context_length)
     assert all(case.sampling.ignore_eos for case in cases)
 

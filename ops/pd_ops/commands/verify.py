@@ -21,7 +21,7 @@ from pd_ops.verification.report import Report
 from pd_ops.verification.run import VerificationPlan, verify
 
 DEFAULT_COUNT = 50
-OWN_ROOM_TOKENS = 8_192
+OWN_ROOM_TOKENS = 4_096
 OWN_PROJECTED_TOKENS = 16
 MIB = 1024 * 1024
 

@@ -9,7 +9,7 @@ from pd_ops.request_options import TokensPrompt
 from pd_ops.verification.cases import Case, CaseLimits, Phase, draw_sampling
 
 NUM_AT_ONCE = 16
-DEMAND = 1.3  # tokens that all of them have in the end, as a share of the room
+DEMAND = 2.0  # tokens that all of them have in the end, as a share of the room
 MAX_DEMAND_TOKENS = 12_000  # more takes long: it is all done again in one process
 PROMPT_TOKENS = (16, 80)
 

@@ -37,7 +37,7 @@ def warm_cases(finished: Sequence[FinishedCase], count: int, seed: int, limits: 
 def _warm_case(
     number: int, index: int, finished: Sequence[FinishedCase], rng: random.Random, limits: CaseLimits
 ) -> Case:
-    base = finished[index % len(finished)]
+    base = finished[-1 - index % len(finished)]  # the last first: what they have left is still cached
     whole = base.prompt_ids + base.token_ids
     fresh = tuple(rng.randrange(limits.vocab_size) for _ in range(rng.randint(0, MAX_FRESH_TOKENS)))
     if index % 2 == 0:
