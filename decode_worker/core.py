@@ -279,7 +279,7 @@ class DecodeCore:
         if report.progress:
             mean_tokens = sum(len(item.tokens) for item in report.progress) / len(report.progress)
             self.tokens_per_sequence_s.add(mean_tokens, report.seconds + report.prompts.seconds)
-        self.local.on_step(report.prompts, report.seconds, self._by_name, self._clock())
+        self.local.on_step(report.prompts, report.seconds, self._by_name)
         for stored in report.moved_out:
             self.room.on_moved_out(self._by_name.get(stored.sequence.name), stored)
         for name in report.moved_back:
@@ -289,7 +289,7 @@ class DecodeCore:
         for first in report.prompts.firsts:
             record = self._by_name.get(first.sequence.name)
             if record is not None and record.state is ChoiceState.PREFILLING:
-                self.local.first_token(record, first, self._clock())
+                self.local.first_token(record, first)
                 if first.finish_reason:
                     self._finish(record, first.finish_reason, first.stop_reason)
                     self._settle(record)

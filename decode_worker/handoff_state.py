@@ -52,7 +52,6 @@ def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
     return pb.HandoffDone(
         bytes=result.num_bytes, transport=result.transport, block_checksums=checksums,
         hidden_bytes=result.num_hidden_bytes, cached_tokens=result.closing.num_cached_tokens,
-        pull_ms=result.pull_s * 1000, exposed_ms=result.exposed_s * 1000,
     )
 
 
@@ -63,7 +62,7 @@ def is_worth_another_try(error: PdRelayError) -> bool:
 
 
 def _pending_hidden(engine: Engine, hidden: HiddenState | None) -> Tensor:
-    """[1, D] in the engine's dtype."""
+    """[1, D] in the engine's dtype, where it computes."""
     if hidden is None:
         raise FailedPrecondition("the source sent no MTP state, and this worker drafts with MTP: start both alike")
     width = engine.config.hidden_size
@@ -73,4 +72,4 @@ def _pending_hidden(engine: Engine, hidden: HiddenState | None) -> Tensor:
             f"the source's MTP state is {hidden.width} x {hidden.dtype} ({len(hidden.data)} bytes); this worker needs "
             f"{width} x {engine.dtype}"
         )
-    return torch.frombuffer(bytearray(hidden.data), dtype=dtype).view(1, width)
+    return torch.frombuffer(bytearray(hidden.data), dtype=dtype).view(1, width).to(engine.ops.device)

@@ -52,14 +52,14 @@ class HostCopy:
     def save(self, arena: Arena, block_ids: Seq[int], start: int, stop: int) -> None:
         """Copies blocks number start..stop-1 of a sequence with these blocks out of the arena."""
         ids = torch.tensor(block_ids[start:stop])
-        for slots, copy in zip(arena.components, self._components, strict=True):
-            torch.index_select(slots, 0, ids, out=copy[start:stop])
+        for component, copy in enumerate(self._components):
+            arena.read_blocks(component, ids, out=copy[start:stop])
 
     def load(self, arena: Arena, block_ids: Seq[int], start: int, stop: int) -> None:
         """The way back."""
         ids = torch.tensor(block_ids[start:stop])
-        for slots, copy in zip(arena.components, self._components, strict=True):
-            slots.index_copy_(0, ids, copy[start:stop])
+        for component, copy in enumerate(self._components):
+            arena.write_blocks(component, ids, copy[start:stop])
 
     @property
     def is_closed(self) -> bool:

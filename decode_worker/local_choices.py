@@ -14,7 +14,6 @@ from kv_transfer.destination import Lease
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.priority import Turn
 from pd_engine.sequence import Sequence
-from pd_engine.service.prompt_times import PromptTimes
 from pd_engine.service.rates import Rate
 from pd_engine.steps.state import take_cached
 
@@ -49,33 +48,27 @@ class LocalChoices:
         sequence = self._sequence(record, lease.num_held_blocks, num_with_mtp)
         record.num_computed = sequence.num_computed
         record.in_compute = True
-        record.prompt_times = PromptTimes(arrived_s=now_s, running_s=now_s)
         self._prefilling.append(record)
         self._room.arrive(record)
         turn = Turn(priority=record.spec.priority, arrived_s=now_s, deadline_s=record.deadline_s)
         with_checksums = record.spec.report_block_checksums
         self._post(lambda: self._runner.add_prompt(sequence, turn, with_checksums=with_checksums))
 
-    def on_step(
-        self, report: PromptReport, decode_seconds: float, records: Mapping[str, ChoiceRecord], now_s: float
-    ) -> None:
+    def on_step(self, report: PromptReport, decode_seconds: float, records: Mapping[str, ChoiceRecord]) -> None:
         """What is computed is found from now on."""
         if report.was_busy:
             self.tokens_per_s.add(report.num_tokens, report.seconds + decode_seconds)
         for name, num_computed, num_final_mtp in report.progress:
             if (record := records.get(name)) is not None:
-                if record.prompt_times is not None:
-                    record.prompt_times.note_chunk(now_s, report.seconds, num_computed - record.num_computed)
                 self._blocks.computed(record, num_computed, num_final_mtp)
 
-    def first_token(self, record: ChoiceRecord, first: LocalFirst, now_s: float) -> None:
+    def first_token(self, record: ChoiceRecord, first: LocalFirst) -> None:
         """Its prompt is computed: it decodes, unless that token has ended it."""
         record.move(ChoiceState.DECODING)
         key, choice = record.spec.key, record.spec.choice
         num_cached = min(record.num_cached_blocks * self._block_size, choice.num_prompt_tokens)
-        times = None if record.prompt_times is None else record.prompt_times.message(now_s)
         self._hub.set_local_prefill(
-            key, pb.LocalPrefillDone(cached_tokens=num_cached, block_checksums=first.checksums, times=times)
+            key, pb.LocalPrefillDone(cached_tokens=num_cached, block_checksums=first.checksums)
         )
         self._blocks.grew(record, [first.token.token_id], first.sequence.num_computed_mtp)
         self._hub.push(key, [first.token])

@@ -53,6 +53,8 @@ class Progress:
         records["block_id"] = self._ids_B[new_N]
         records["num_valid"] = allowed_B[new_N]
         records["generation"] = self._generations_B[new_N]
+        if len(new_N):
+            self._arena.expose(component, self._ids_B[new_N], self._generations_B[new_N])
         if checksums is not None and len(new_N):
             records["checksum"] = checksums(
                 np.frombuffer(self._arena.buffer, dtype=np.uint8),

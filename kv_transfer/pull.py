@@ -19,9 +19,8 @@ from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Hello, Opening, Pieces
 from kv_transfer.manifest_wire import pack_hello, unpack_part
 from kv_transfer.peers import Link, Peers
-from kv_transfer.transfer_totals import TransferTotals
 from kv_transfer.transport import Checksums, Fetched
-from kv_transfer.verification import must_read, spans_of, verify
+from kv_transfer.verification import must_read, spans_of, take_in, verify
 from pd_engine.cache.arena import Arena
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import (
@@ -50,7 +49,6 @@ class PullDesk:
 
     Attributes:
     bytes_per_s: of single fetches, others beside them.
-    totals: of this life.
     """
 
     def __init__(
@@ -67,7 +65,6 @@ class PullDesk:
         self._clock = clock
         self._settle = settle
         self.bytes_per_s = Rate()
-        self.totals = TransferTotals()
         self._manifests: dict[LeaseRecord, asyncio.Task[None]] = {}
         self._links: dict[LeaseRecord, tuple[Link, int]] = {}  # (link, blocks of the source's arena)
         self._transfers: dict[int, asyncio.Future[Fetched]] = {}  # by number of the fetch
@@ -121,9 +118,7 @@ class PullDesk:
             await asyncio.wait([transfer])
             error = Gone() if transfer.cancelled() else transfer.exception()
             if error is None:
-                num_bytes, seconds = int(spans.lengths.sum()), self._clock() - started_s
-                self.bytes_per_s.add(num_bytes, seconds)
-                self.totals.note_fetch(num_bytes, seconds)
+                self.bytes_per_s.add(float(spans.lengths.sum()), self._clock() - started_s)
                 self._book.fetched(fetch, await self._verify(fetch, transfer.result()), self._clock())
             else:
                 self._book.break_pull(fetch.lease, _typed(error, f"fetch for {fetch.lease.key}"))
@@ -224,10 +219,14 @@ class PullDesk:
         self._book.opened(lease, opening)
 
     async def _verify(self, fetch: Fetch, fetched: Fetched) -> npt.NDArray[np.bool_]:
-        """Outside the event loop's thread, if it takes long."""
+        """Outside the event loop's thread, if it takes long. What is right is in the arena's components afterwards."""
         if must_read(fetch, fetched, self._checksums):
-            return await asyncio.to_thread(verify, fetch, fetched, self._arena, self._checksums)
-        return verify(fetch, fetched, self._arena, self._checksums)
+            is_right_N = await asyncio.to_thread(verify, fetch, fetched, self._arena, self._checksums)
+        else:
+            is_right_N = verify(fetch, fetched, self._arena, self._checksums)
+        if self._arena.is_staged:
+            await asyncio.to_thread(take_in, fetch, is_right_N, self._arena)
+        return is_right_N
 
     def _unlink(self, lease: LeaseRecord) -> None:
         if lease in self._links:

@@ -39,6 +39,14 @@ def verify(fetch: Fetch, fetched: Fetched, arena: Arena, checksums: Checksums | 
     return is_right_N
 
 
+def take_in(fetch: Fetch, is_right_N: npt.NDArray[np.bool_], arena: Arena) -> None:
+    """The pieces that were verified go from the arena's buffer to its components, while their fetch still counts as in
+    flight: nobody else has the blocks."""
+    components_N, block_ids_N = fetch.batch.components[is_right_N], np.array(fetch.block_ids)[is_right_N]
+    for component in np.unique(components_N).tolist():
+        arena.take_in(component, block_ids_N[components_N == component])
+
+
 def must_read(fetch: Fetch, fetched: Fetched, checksums: Checksums | None) -> bool:
     """Whether `verify` reads pieces in the arena (which takes as long as a copy), or only compares."""
     return checksums is not None and (fetched.checksums is None or bool(fetch.batch.first_slots.any()))

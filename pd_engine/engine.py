@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+import torch
 
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
+from pd_engine.cache.device_arena import DeviceArena
 from pd_engine.cache.layout import CacheLayout
 from pd_engine.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pd_engine.fingerprint import engine_fingerprint
@@ -52,7 +54,7 @@ class Engine:
         self.num_parameters = weights.num_parameters
         self.weights_bytes = weights.num_bytes
         self.load_seconds = load_seconds
-        self.arena = Arena(layout, num_blocks)
+        self.arena = Arena(layout, num_blocks) if ops.is_on_host else DeviceArena(layout, num_blocks, ops.device)
         self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
         self.main = Transformer(config, weights, ops, num_positions=max_context_length)
         self.mtp = Mtp(self.main, weights.mtp) if weights.mtp is not None else None
@@ -91,7 +93,8 @@ class Engine:
         Raises:
             NotFound, InvalidArgument, FailedPrecondition: the checkpoint is not there, broken or not supported, or
                 does not fit the settings.
-            ResourceExhausted: weights, cache, table of angles and `also_needed` do not fit into this host's memory.
+            ResourceExhausted: weights, cache, table of angles and `also_needed` do not fit into this host's memory, or
+                weights and cache not into the GPU's.
         """
         started_s = time.monotonic()
         config = ModelConfig.load(path)
@@ -104,13 +107,14 @@ class Engine:
         num_blocks = _num_blocks(layout, settings)
         max_context_length = _context_length(config, settings)
         _, num_weight_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)
+        ops = _load_ops(settings)
+        computing = {"weights": num_weight_bytes, "cache": num_blocks * layout.block_bytes}
+        _check_device_memory(ops.device, sum(computing.values()))
         _check_memory({
-            "weights": num_weight_bytes,
-            "cache": num_blocks * layout.block_bytes,
+            **(computing if ops.device.type == "cpu" else {}),
             "table of angles": rope_table_bytes(config, max_context_length),
             **(also_needed or {}),
         })
-        ops = _load_ops(settings)
         engine = cls(
             config=config,
             weights=load_weights(config, stored, ops, dtype=dtype, with_mtp=with_mtp),
@@ -162,8 +166,21 @@ def _check_memory(needs: dict[str, int]) -> None:
         raise ResourceExhausted(f"{listed}: more than the {available / MIB:.0f} MiB that are available on this host")
 
 
+def _check_device_memory(device: torch.device, num_bytes: int) -> None:
+    """`num_bytes`: of weights and cache. What the steps themselves need comes on top."""
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    if num_bytes > free:
+        raise ResourceExhausted(
+            f"weights and cache take {num_bytes / MIB:.0f} MiB: more than the {free / MIB:.0f} MiB that are free on "
+            f"{torch.cuda.get_device_name(device)}"
+        )
+
+
 def _load_ops(settings: EngineSettings) -> Ops:
     try:
-        return load_ops(settings.ops, threads=settings.threads)
+        return load_ops(settings.ops, device=settings.device, threads=settings.threads)
     except (OpsUnavailable, OSError) as error:  # OSError: of a library that cannot be used, as after an update
-        raise FailedPrecondition(f"settings: engine.ops: {settings.ops}: {error}") from None
+        what = "engine.ops: " + settings.ops if settings.device == "cpu" else "engine.device: " + settings.device
+        raise FailedPrecondition(f"settings: {what}: {error}") from None

@@ -32,8 +32,12 @@ class EngineSettings(Section):
     latent_dtype: Literal["auto", "fp8"] = Field(
         "auto", description="of the cache; auto: the storage dtype; fp8: 656 bytes a token and layer instead of 1,152"
     )
-    ops: Literal["auto", "cpu", "reference"] = Field(
-        "auto", description="implementation of the ops; auto: the compiled CPU ops if they are built, and it says so"
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="where workers compute and keep their caches; cuda: on a Hopper GPU, with the Triton kernels"
+    )
+    ops: Literal["auto", "cpu", "reference", "triton"] = Field(
+        "auto", description="implementation of the ops; auto: the compiled CPU ops if they are built, and it says so; "
+        "on a GPU the Triton kernels"
     )
     threads: int = Field(1, ge=1, le=256, description="compute threads of a worker")
     block_size: int = Field(DEFAULT_BLOCK_SIZE, ge=1, le=1024, description="tokens a block")
@@ -139,16 +143,6 @@ class RouterSettings(Section):
     )
     worker_silence_ms: int = Field(
         6_000, ge=500, description="a worker that says nothing for so long is lost; a healthy one reports every 200 ms"
-    )
-    kept_traces: int = Field(
-        256, ge=0, le=100_000,
-        description="traces of ended requests that are kept for `pd-relay trace`, the slowest among them; 0: none",
-    )
-    trace_endpoint: str | None = Field(
-        None,
-        pattern=r"^https?://[^\s]+$",
-        description="URL of an OpenTelemetry collector's OTLP/HTTP receiver for traces, such as "
-        "http://127.0.0.1:4318/v1/traces; none: traces are not exported",
     )
     recovery_wait_ms: int = Field(
         30_000, ge=0, description="how long a broken request waits for a worker that may come back; 0: not at all"

@@ -28,7 +28,6 @@ from pd_router.openai_stream import EventStream, drain, reply_events, unless_gon
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.tokenize_body import DetokenizeBody, TokenizeBody
-from pd_router.trace_parent import TraceParent
 
 
 class HttpDoor:
@@ -134,8 +133,7 @@ class HttpDoor:
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
         )
         async with AsyncExitStack() as stack:
-            parent = TraceParent.parse(http.headers.get("traceparent"))
-            running = await stack.enter_async_context(self._dispatcher.run(request, caller, parent))
+            running = await stack.enter_async_context(self._dispatcher.run(request, caller))
             updates = running.updates(request.resume_from)
             if not body.stream:
                 await unless_gone(http, drain(running, updates))

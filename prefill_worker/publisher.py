@@ -15,7 +15,7 @@ from pd_engine.service.wire import finish_names
 def hidden_state(pending_hidden: Tensor, dtype: str) -> HiddenState:
     """The last row of `pending_hidden` [n, D] as bytes."""
     row_D = pending_hidden[-1].contiguous()
-    return HiddenState(data=row_D.view(torch.uint8).numpy().tobytes(), dtype=dtype, width=row_D.numel())
+    return HiddenState(data=row_D.view(torch.uint8).cpu().numpy().tobytes(), dtype=dtype, width=row_D.numel())
 
 
 class HandoffPublisher:

@@ -9,29 +9,33 @@ import torch
 
 from pd_kernels.cpu.native import library_directory, usable_isas
 from pd_kernels.cpu.ops import CpuOps
+from pd_kernels.gpu import missing_triton
 from pd_kernels.ops import Ops
 from pd_kernels.reference import ReferenceOps
 
 log = logging.getLogger(__name__)
 
-OpsName = Literal["auto", "cpu", "reference"]
+OpsName = Literal["auto", "cpu", "reference", "triton"]
+DeviceName = Literal["cpu", "cuda"]
 
 
 class OpsUnavailable(RuntimeError):
     """The implementation that was asked for by name cannot run here; the message says why."""
 
 
-def load_ops(name: OpsName, *, threads: int) -> Ops:
+def load_ops(name: OpsName, *, threads: int, device: DeviceName = "cpu") -> Ops:
     """The ops of this process; the choice is logged.
 
     Args:
-        name: "reference" is torch; "cpu" the compiled ops, of the best instruction set that this CPU has; "auto" the
-            compiled ops if they are built, else the reference.
-        threads: compute threads. Torch is given as many for the reference, and one beside the compiled ops.
+        name: "reference" is torch; "cpu" the compiled ops, of the best instruction set that this CPU has; "triton" the
+            GPU's; "auto" those on a GPU, else the compiled ones if they are built, else the reference.
+        threads: compute threads. Torch is given as many for the reference, and one beside the others.
 
     Raises:
-        OpsUnavailable: "cpu" was asked for and is not built.
+        OpsUnavailable: what was asked for is not built, not installed, or not of this device.
     """
+    if device == "cuda" or name == "triton":
+        return _load_triton(name, device)
     isas = usable_isas()
     if name == "cpu" and not isas:
         raise OpsUnavailable(
@@ -47,4 +51,21 @@ def load_ops(name: OpsName, *, threads: int) -> Ops:
         ops = CpuOps(isas[-1], threads=threads)
     unbuilt = " because no compiled ops are built" if name == "auto" and not isas else ""
     log.info("ops: %s%s (%s)", ops.name, unbuilt, ops.numerics)
+    return ops
+
+
+def _load_triton(name: OpsName, device: DeviceName) -> Ops:
+    if name not in ("auto", "triton"):
+        raise OpsUnavailable(f"the ops {name!r} compute on the CPU; a GPU takes 'triton', or 'auto'")
+    problem = missing_triton()
+    if problem is not None:
+        raise OpsUnavailable(problem)
+    from pd_kernels.triton_ops import NoGpu, TritonOps  # only here: it takes a second, and a GB that few hosts have
+
+    torch.set_num_threads(1)
+    try:
+        ops = TritonOps(torch.device(device))
+    except NoGpu as error:
+        raise OpsUnavailable(str(error)) from None
+    log.info("ops: %s on %s (%s)", ops.name, ops.device, ops.numerics)
     return ops

@@ -93,6 +93,14 @@ class Ops(Protocol):
         """Names the bits that this implementation produces: part of the fingerprint, so that workers whose
         results could differ in rounding do not share blocks."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors are; what is returned as numpy is on the host."""
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether a cache may be in the host's shared memory."""
+
     # Weights, packed once at load.
     def pack_linear(self, weight_MD: Weight) -> Packed:
         """A projection y = x W^T."""

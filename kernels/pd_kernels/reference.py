@@ -38,6 +38,14 @@ class ReferenceOps:
         capability = torch.backends.cpu.get_cpu_capability()
         return f"reference-{VERSION}/torch-{torch.__version__}/{capability}/rows-{self._min_rows}"
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def is_on_host(self) -> bool:
+        return True
+
     def pack_linear(self, weight_MD: Weight) -> Tensor:
         return linear.pack_linear(decoded(weight_MD))
 

@@ -18,6 +18,7 @@ from pd_kernels.embed import triton as embed
 from pd_kernels.fp8_gemm.reference import Fp8Weight
 from pd_kernels.fp8_gemm.triton import fp8_linear
 from pd_kernels.fp8_matrix import Fp8Matrix, Weight
+from pd_kernels.gpu import COMPUTE_CAPABILITY
 from pd_kernels.latent_write import triton as latent_write
 from pd_kernels.linear import triton as linear
 from pd_kernels.mla_attention import triton as mla_attention
@@ -29,7 +30,6 @@ from pd_kernels.rms_norm import triton as rms_norm
 from pd_kernels.sample import triton as sampling
 
 VERSION = 1  # raise it with every change that changes bits
-COMPUTE_CAPABILITY = (9, 0)
 
 
 class NoGpu(RuntimeError):
@@ -45,7 +45,7 @@ class TritonOps:
 
     def __init__(self, device: torch.device) -> None:
         """Raises NoGpu unless `device` is a Hopper GPU, or the CPU under the interpreter."""
-        self.device = device
+        self._device = device
         self._numerics = f"triton-{VERSION}/{triton.__version__}/{_device_name(device)}"
 
     @property
@@ -55,6 +55,15 @@ class TritonOps:
     @property
     def numerics(self) -> str:
         return self._numerics
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def is_on_host(self) -> bool:
+        """Not under the interpreter either: what works there must not lean on memory that a GPU does not have."""
+        return False
 
     def pack_linear(self, weight_MD: Weight) -> Tensor:
         """Raises:

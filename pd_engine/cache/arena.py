@@ -23,6 +23,8 @@ from pd_engine.cache.layout import CacheLayout
 PAGE_BYTES = 4096
 F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; not yet a name in Python's fcntl
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.uint8}
 
 
@@ -60,6 +62,25 @@ class Arena:
             ).view(num_blocks, layout.block_size, component.width)
             for component, offset in zip(layout.components, self.offsets, strict=True)
         ]
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the components are elsewhere than in `buffer`, which then only holds what travels (`DeviceArena`)."""
+        return False
+
+    def expose(self, component: int, block_ids_N: Int64s, generations_N: UInt64s) -> None:
+        """`buffer` has what is in these blocks of a component now; not of blocks whose generation is another one."""
+
+    def take_in(self, component: int, block_ids_N: Int64s) -> None:
+        """What a transport has written to these blocks in `buffer` is in the component."""
+
+    def read_blocks(self, component: int, block_ids_N: Tensor, out: Tensor | None = None) -> Tensor:
+        """What the blocks hold, in host memory [N, block_size, width]: into `out` if it is given."""
+        return torch.index_select(self.components[component], 0, block_ids_N, out=out)
+
+    def write_blocks(self, component: int, block_ids_N: Tensor, contents: Tensor) -> None:
+        """The way back: `contents` [N, block_size, width] are in host memory."""
+        self.components[component].index_copy_(0, block_ids_N, contents)
 
     def renew(self, block: int) -> None:
         """Raises a block's generation: its old contents are void. The `on_reuse` of a `BlockPool`."""

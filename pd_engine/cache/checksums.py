@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pd_engine.cache.arena import Arena
 from pd_kernels.ops import Ops
 
@@ -13,6 +15,9 @@ def slot_checksums(ops: Ops, arena: Arena, block_ids: Sequence[int], num_tokens:
     and so on. Of the last block only the valid slots count."""
     block_size = arena.layout.block_size
     num_blocks = arena.layout.num_blocks_for(num_tokens)
+    ids = np.array(block_ids[:num_blocks], dtype=np.int64)
+    for component in range(len(arena.layout.components)):
+        arena.expose(component, ids, arena.generations[ids])
     pieces = [
         arena.piece(component, block, min(block_size, num_tokens - index * block_size))
         for component in range(len(arena.layout.components))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pd_engine.model.config import LATENT_NORM_EPS, ModelConfig
@@ -76,7 +75,7 @@ class Mla:
         if step.absorbed is None:
             return expanded
         absorbed = self._absorbed(q_TF[step.absorbed.indices], weights, step.absorbed.rows, cache)
-        values = torch.empty(q_TF.shape[0], expanded.shape[1], dtype=expanded.dtype)
+        values = expanded.new_empty(q_TF.shape[0], expanded.shape[1])
         values[step.expanded.indices] = expanded
         values[step.absorbed.indices] = absorbed
         return values

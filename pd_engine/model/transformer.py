@@ -51,9 +51,8 @@ class Transformer:
         self.config = config
         self.weights = weights
         self.ops = ops
-        mla = Mla(
-            ops=ops, config=config, rope_P2R=rope_table(config, num_positions), scale=softmax_scale(config)
-        )
+        rope_P2R = rope_table(config, num_positions).to(ops.device)
+        mla = Mla(ops=ops, config=config, rope_P2R=rope_P2R, scale=softmax_scale(config))
         self.block = Block(ops=ops, mla=mla, gate=gate_config(config), eps=config.rms_norm_eps)
 
     def forward(

@@ -106,7 +106,7 @@ def load_weights(
         loader = _Loader(config, ops, reader, TORCH_DTYPES[dtype])
         mtp = loader.mtp() if with_mtp else None
         return ModelWeights(
-            embedding_ZD=reader.read(EMBEDDING, TORCH_DTYPES[dtype]),
+            embedding_ZD=reader.read(EMBEDDING, TORCH_DTYPES[dtype]).to(ops.device),
             layers=tuple(loader.layer(layer) for layer in range(config.num_hidden_layers)),
             final_norm=loader.norm(FINAL_NORM),
             head=loader.linear(HEAD),
@@ -149,7 +149,8 @@ class _Loader:
         self._dtype = dtype
 
     def norm(self, name: str) -> Tensor:
-        return self._reader.read(name, torch.float32)
+        """A norm's weight, or a router's bias: float32, where the ops compute."""
+        return self._reader.read(name, torch.float32).to(self._ops.device)
 
     def linear(self, *names: str) -> Packed:
         """One projection, or several on top of each other."""
@@ -215,7 +216,7 @@ class _Loader:
         bias = f"{prefix}gate.e_score_correction_bias"
         return MoeWeights(
             gate=self.linear(f"{prefix}gate.weight"),
-            bias_X=self._reader.read(bias, torch.float32) if bias in self._reader else torch.zeros(num_experts),
+            bias_X=self.norm(bias) if bias in self._reader else torch.zeros(num_experts, device=self._ops.device),
             experts=self._ops.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down),
         )
 

@@ -81,8 +81,9 @@ def try_decode_step(
         for sequence, drafted in zip(sequences, drafts, strict=True)
     ]
     ids = [[sequence.token_ids[-1], *drafted] for sequence, drafted in zip(sequences, drafts, strict=True)]
-    ids_T = torch.tensor([token for span_ids in ids for token in span_ids])
-    hidden_TD, logits_TZ = _forward(engine, ids_T, build_step(spans, engine.layout.block_size))
+    ids_T = torch.tensor([token for span_ids in ids for token in span_ids], device=engine.ops.device)
+    step = build_step(spans, engine.layout.block_size, engine.ops.device)
+    hidden_TD, logits_TZ = _forward(engine, ids_T, step)
     sampled = _sample_spans(engine, logits_TZ, sequences, drafts)
     finite = iter(finite_rows(logits_TZ))
     counts = [

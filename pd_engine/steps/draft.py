@@ -55,7 +55,7 @@ def draft_tokens(engine: Engine, sequences: Seq[Sequence], max_drafts: int) -> l
         if not going_on:
             return drafts
         spans = [Span(sequence=sequences[active[index]], start=positions[index], count=1) for index in going_on]
-        ids_S = torch.tensor([tokens[index] for index in going_on])
+        ids_S = torch.tensor([tokens[index] for index in going_on], device=engine.ops.device)
         hidden_SD = _mtp_rows(engine, spans, ids_S, hidden_SD[going_on])
         active = [active[index] for index in going_on]
 
@@ -74,10 +74,10 @@ def _run_pending(engine: Engine, sequences: Seq[Sequence]) -> Tensor:
         for first in [max(sequence.num_computed_mtp, 1)]
     ]
     previous_TD = torch.cat([pending_states(sequence) for sequence in sequences])
-    hidden_TD = _mtp_rows(engine, spans, token_ids(spans), previous_TD)
+    hidden_TD = _mtp_rows(engine, spans, token_ids(spans, engine.ops.device), previous_TD)
     for sequence in sequences:
         sequence.num_computed_mtp = sequence.num_tokens
-    last_rows = torch.tensor([span.count for span in spans]).cumsum(0) - 1
+    last_rows = torch.tensor([span.count for span in spans], device=engine.ops.device).cumsum(0) - 1
     return hidden_TD[last_rows]
 
 
@@ -89,6 +89,6 @@ def _mtp_rows(engine: Engine, spans: Seq[Span], ids_T: Tensor, previous_TD: Tens
     def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
         return (mtp.forward(tensors[0], tensors[1], StepRows(rows=rows), cache),)
 
-    step = build_step(spans, engine.layout.block_size)
+    step = build_step(spans, engine.layout.block_size, engine.ops.device)
     [hidden_TD] = repeat(engine.ops, "mtp", run, (ids_T, previous_TD), step.rows)
     return hidden_TD

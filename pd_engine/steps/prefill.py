@@ -43,9 +43,11 @@ def prefill_step(
     ]
     for span in spans:
         assert span.count >= 1 and span.end <= span.sequence.num_tokens, (span.sequence.name, span.start, span.count)
-    step = build_step(spans, engine.layout.block_size, expand_prompts=engine.expand_prompts)
+    step = build_step(
+        spans, engine.layout.block_size, engine.ops.device, expand_prompts=engine.expand_prompts
+    )
     on_written = on_component or (lambda component: None)
-    hidden_TD = engine.main.forward(token_ids(spans), step, engine.main_caches, on_written)
+    hidden_TD = engine.main.forward(token_ids(spans, engine.ops.device), step, engine.main_caches, on_written)
     hiddens = torch.split(hidden_TD, [span.count for span in spans])
     if engine.mtp is not None:
         _run_mtp(engine, spans, hiddens, lambda: on_written(engine.mtp_component))
@@ -105,8 +107,12 @@ def _run_mtp(
             previous.append(states[first - 1 - start : -1])
         sequence.num_computed_mtp = max(sequence.num_computed_mtp, span.end)
     if mtp_spans:
-        step = build_step(mtp_spans, engine.layout.block_size, expand_prompts=engine.expand_prompts)
-        engine.mtp.forward(token_ids(mtp_spans), torch.cat(previous), step, engine.mtp_cache, on_written)
+        step = build_step(
+            mtp_spans, engine.layout.block_size, engine.ops.device, expand_prompts=engine.expand_prompts
+        )
+        engine.mtp.forward(
+            token_ids(mtp_spans, engine.ops.device), torch.cat(previous), step, engine.mtp_cache, on_written
+        )
     else:
         on_written()
 

@@ -13,6 +13,8 @@ from pd_engine.model.mla import RowSubset, StepRows
 from pd_engine.sequence import Sequence
 from pd_kernels.ops import Rows
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
@@ -27,10 +29,13 @@ class Span:
         return self.start + self.count
 
 
-def build_step(spans: Seq[Span], block_size: int, *, expand_prompts: bool = False) -> StepRows:
+def build_step(
+    spans: Seq[Span], block_size: int, device: torch.device = CPU, *, expand_prompts: bool = False
+) -> StepRows:
     """The rows of the spans, in order.
 
     Args:
+        device: where they are to be: that of the ops.
         expand_prompts: whether positions of the prompt attend in the expanded form (`prefill_form: expanded`).
             Generated positions never do, so that a replay gives the bits that decoding gave.
     """
@@ -39,12 +44,13 @@ def build_step(spans: Seq[Span], block_size: int, *, expand_prompts: bool = Fals
     tables_SB = _block_tables(spans, block_size)
     blocks_T = tables_SB[sequence_T, positions_T // block_size]
     slots_T = blocks_T.astype(np.int64) * block_size + positions_T % block_size
-    tables = torch.from_numpy(tables_SB)
+    tables = torch.from_numpy(tables_SB).to(device)
 
     def rows(chosen: npt.NDArray[np.int64] | slice) -> Rows:
         return Rows(
-            positions_T=torch.from_numpy(positions_T[chosen]), sequence_T=torch.from_numpy(sequence_T[chosen]),
-            block_tables_SB=tables, slots_T=torch.from_numpy(slots_T[chosen]),
+            positions_T=torch.from_numpy(positions_T[chosen]).to(device),
+            sequence_T=torch.from_numpy(sequence_T[chosen]).to(device),
+            block_tables_SB=tables, slots_T=torch.from_numpy(slots_T[chosen]).to(device),
         )
 
     if not expand_prompts:
@@ -53,14 +59,17 @@ def build_step(spans: Seq[Span], block_size: int, *, expand_prompts: bool = Fals
 
     def subset(chosen_T: npt.NDArray[np.bool_]) -> RowSubset | None:
         indices = np.flatnonzero(chosen_T)
-        return RowSubset(indices=torch.from_numpy(indices), rows=rows(indices)) if len(indices) else None
+        if not len(indices):
+            return None
+        return RowSubset(indices=torch.from_numpy(indices).to(device), rows=rows(indices))
 
     return StepRows(rows=rows(slice(None)), expanded=subset(is_prompt_T), absorbed=subset(~is_prompt_T))
 
 
-def token_ids(spans: Seq[Span]) -> torch.Tensor:
+def token_ids(spans: Seq[Span], device: torch.device = CPU) -> torch.Tensor:
     """The known tokens of the spans: int64 [T]."""
-    return torch.tensor([token for span in spans for token in span.sequence.token_ids[span.start : span.end]])
+    ids = [token for span in spans for token in span.sequence.token_ids[span.start : span.end]]
+    return torch.tensor(ids, device=device)
 
 
 def _positions(spans: Seq[Span]) -> npt.NDArray[np.int32]:

@@ -39,7 +39,7 @@ def take_cached(sequence: Sequence, *, num_cached: int, num_cached_mtp: int) -> 
 
 def export_hidden(sequence: Sequence) -> bytes:
     """`last_hidden` as raw bytes in the engine's dtype: part of a handoff."""
-    return last_hidden(sequence).contiguous().view(torch.uint8).numpy().tobytes()
+    return last_hidden(sequence).contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
 def import_hidden(raw: bytes, *, hidden_size: int, dtype: str) -> Tensor:

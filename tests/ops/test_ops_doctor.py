@@ -106,6 +106,13 @@ def test_which_ops_would_run(ops: str, isas: list[str], result: Result, words: s
     assert words in check.sentence
 
 
+def test_ops_of_a_gpu() -> None:
+    wanted = settings(engine__device="cuda")
+    assert processor_check(wanted, [], lambda: None).result is Result.OK
+    check = processor_check(wanted, ["avx2"], lambda: "there is none")
+    assert (check.result, check.sentence) == (Result.FAILED, "there is none")
+
+
 @pytest.mark.parametrize(("found", "pins", "result", "words"), [
     ({"alpha": "2.1", "gamma": "1"}, "alpha==2.1\nGamma==1\n", Result.OK, "those that are tested"),
     ({"alpha": "2.1+cpu", "gamma": "1"}, "# why\nalpha==2.1\n", Result.OK, "those that are tested"),

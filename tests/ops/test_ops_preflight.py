@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable
-from pd_engine.settings import ClusterSettings, RouterSettings
+from pd_engine.settings import ClusterSettings, EngineSettings, RouterSettings
 from pd_kernels.build import library_path, source_digest
 from pd_ops.cluster import preflight, processes, ray_runtime
+from pd_ops.cluster.gpus import VISIBLE, gpu_of, visible_gpus
 from pd_ops.cluster.processes import guarded
 from pd_ops.cluster.state_file import read_state
 from support.commands import run_command
@@ -91,3 +92,39 @@ def test_a_guardian_that_is_gone_or_stopped(number: signal.Signals, monkeypatch:
     assert not guard.directory.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(guard.guardian_pid, 0)
+
+
+@pytest.mark.parametrize(("engine", "problem", "error", "message"), [
+    ({"ops": "cpu"}, None, InvalidArgument, "engine.ops: cpu computes on the CPU"),
+    ({}, "it has none", FailedPrecondition, "engine.device: cuda: it has none"),
+])
+def test_a_gpu_that_is_asked_for(
+    engine: dict[str, str], problem: str | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        preflight.check_device(EngineSettings(device="cuda", **engine), lambda: problem)  # type: ignore[arg-type]
+    preflight.check_device(EngineSettings(device="cuda", ops="triton"), lambda: None)
+    preflight.check_device(EngineSettings(), lambda: "nobody asks")
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="there is a GPU")
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_without_a_gpu_it_is_refused_at_once(command: str, tmp_path: Path) -> None:
+    question = ("--prompt", "x") if command == "generate" else ()
+    finished = run_command(
+        command, "--device", "cuda", "--json", *question, PD_RELAY_STATE_DIR=str(tmp_path / "state"))
+    assert finished.code == 2
+    assert "engine.device: cuda: " in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_workers_take_gpus_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    workers = ["prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
+    assert [gpu_of(worker, ["0", "1", "2", "3"], 2) for worker in workers] == ["0", "1", "2", "3", "0"]
+    assert {gpu_of(worker, ["GPU-8f"], 2) for worker in workers} == {"GPU-8f"}
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv(VISIBLE, raising=False)
+    assert visible_gpus(tmp_path) == ["0", "1"]
+    monkeypatch.setenv(VISIBLE, "3, GPU-8f")
+    assert visible_gpus(tmp_path) == ["3", "GPU-8f"]

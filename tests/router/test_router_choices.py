@@ -36,7 +36,7 @@ def test_seeds_of_choices() -> None:
 async def ends(lab: RouterLab) -> dict[str, float]:
     """Terminal states, and how many choices have ended in each."""
     lines = (await lab.http.get("/metrics")).text.splitlines()
-    counts = [line.split() for line in lines if line.startswith("pdrelay_requests_total{")]
+    counts = [line.split() for line in lines if line.startswith("pd_relay_requests_total{")]
     return {name.split('"')[1]: float(value) for name, value in counts}
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pd_engine import engine as engine_module
 from pd_engine.engine import Engine
 from pd_engine.model.random_checkpoint import write_random_checkpoint
 from pd_kernels.tolerances import check_close
+from support import triton_shim  # noqa: F401  (before any module with kernels)
 from support.engine_cases import all_hidden, load_engine, mtp_hidden, new_sequence, random_ids, release
 from support.engine_play import Request, alone, together
-from support.triton_cases import triton_ops
 
 TINY = {
     "hidden_size": 64, "num_hidden_layers": 2, "first_k_dense_replace": 1, "num_attention_heads": 2, "q_lora_rank": 32,
@@ -34,10 +33,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_triton(checkpoint: Path, **settings: object) -> Engine:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "_load_ops", lambda settings: triton_ops())
-        engine = load_engine(checkpoint, **settings)
+    engine = load_engine(checkpoint, ops="triton", **settings)
     assert engine.ops.name == "triton"
+    assert engine.arena.is_staged
     return engine
 
 

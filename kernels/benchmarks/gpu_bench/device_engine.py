@@ -1,18 +1,13 @@
-"""The engine on one device: its own model, steps, block pool and layout; random weights, blocks in device memory."""
+"""The engine on one device with random weights, which are made there."""
 
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_bench.shapes import Maker
-from pd_engine import engine as engine_module
-from pd_engine.cache.arena import TORCH_DTYPES, component_offsets
-from pd_engine.cache.layout import CacheLayout
 from pd_engine.engine import Engine
 from pd_engine.model.config import ModelConfig, cache_layout
 from pd_engine.model.weights import (
@@ -23,7 +18,6 @@ from pd_engine.model.weights import (
     MoeWeights,
     MtpWeights,
 )
-from pd_kernels.ops import Rows
 from pd_kernels.triton_ops import TritonOps
 
 LAYER_SCALE = 0.15  # of what layers add: the next token then depends mostly on the last, and many drafts are accepted
@@ -46,76 +40,13 @@ TINY: dict[str, Any] = V3_WIDTH | {
 }
 
 
-class DeviceArena:
-    """Blocks in device memory, laid out as `pd_engine.cache.arena.Arena` lays them out in shared memory."""
-
-    device = torch.device("cpu")  # set by `build_engine` for the arenas that it makes
-
-    def __init__(self, layout: CacheLayout, num_blocks: int) -> None:
-        self.layout = layout
-        self.num_blocks = num_blocks
-        self.offsets, num_bytes = component_offsets(layout, num_blocks)
-        self.memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
-        self.generations = np.zeros(num_blocks, dtype=np.uint64)
-        self.components: list[Tensor] = []
-        for component, offset in zip(layout.components, self.offsets, strict=True):
-            octets = self.memory[offset : offset + num_blocks * layout.block_size * component.slot_bytes]
-            self.components.append(
-                octets.view(TORCH_DTYPES[component.dtype]).view(num_blocks, layout.block_size, component.width))
-
-    def renew(self, block: int) -> None:
-        self.generations[block] += np.uint64(1)
-
-
-class EngineOps(TritonOps):
-    """The kernels for an engine that keeps its steps' metadata on the host: token ids, rows, the table of angles.
-
-    What came last is kept on the device, so that it travels once a step and not once a layer.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._last: dict[str, tuple[Any, Any]] = {}
-
-    def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
-        return super().embed(ids_T.to(self.device), table_ZD)
-
-    def mla_queries(self, q_TF: Tensor, weight: Any, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
-        return super().mla_queries(q_TF, weight, self._kept("rope", rope_P2R), self._kept("positions", positions_T))
-
-    def latent_write(self, kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Tensor, rows: Rows,
-                     cache_GKE: Tensor) -> None:
-        super().latent_write(kv_TE, norm_weight_C, eps, self._kept("rope", rope_P2R), self._rows(rows), cache_GKE)
-
-    def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
-                      latent_width: int) -> Tensor:
-        return super().mla_attention(q_THE, cache_GKE, self._rows(rows), scale, first_position, latent_width)
-
-    def _kept(self, name: str, tensor: Tensor) -> Tensor:
-        if self._last.get(name, (None, None))[0] is not tensor:
-            self._last[name] = (tensor, tensor.to(self.device))
-        moved: Tensor = self._last[name][1]
-        return moved
-
-    def _rows(self, rows: Rows) -> Rows:
-        if self._last.get("rows", (None, None))[0] is not rows:
-            self._last["rows"] = (rows, Rows(
-                positions_T=rows.positions_T.to(self.device), sequence_T=rows.sequence_T.to(self.device),
-                block_tables_SB=rows.block_tables_SB.to(self.device), slots_T=rows.slots_T.to(self.device),
-            ))
-        moved: Rows = self._last["rows"][1]
-        return moved
-
-
 def build_engine(config: ModelConfig, weights: ModelWeights, ops: TritonOps, *, num_blocks: int) -> Engine:
     """An `Engine` over these weights with an arena of its own on the device of the ops."""
-    arena = type("Arena", (DeviceArena,), {"device": ops.device})
-    with mock.patch.object(engine_module, "Arena", arena):
-        return Engine(
-            config=config, weights=weights, ops=ops, layout=cache_layout(config, "bf16", 16, with_mtp=True),
-            num_blocks=num_blocks, max_context_length=num_blocks * 16, dtype="bf16", prefill_form="absorbed",
-            fingerprint="random weights", load_seconds=0.0,
-        )
+    return Engine(
+        config=config, weights=weights, ops=ops, layout=cache_layout(config, "bf16", 16, with_mtp=True),
+        num_blocks=num_blocks, max_context_length=num_blocks * 16, dtype="bf16", prefill_form="absorbed",
+        fingerprint="random weights", load_seconds=0.0,
+    )
 
 
 def random_weights(config: ModelConfig, make: Maker, ops: TritonOps) -> ModelWeights:

@@ -15,7 +15,7 @@ import torch
 from decode_worker.runner import DecodeRunner
 from decode_worker.runner import StepReport as DecodeReport
 from decode_worker.scheduler import Place
-from gpu_bench.device_engine import TINY, V3_WIDTH, EngineOps, build_engine, random_weights
+from gpu_bench.device_engine import TINY, V3_WIDTH, build_engine, random_weights
 from gpu_bench.shapes import Maker
 from pd_engine.engine import Engine
 from pd_engine.model.config import ModelConfig
@@ -24,6 +24,7 @@ from pd_engine.sequence import SampledToken, Sequence
 from pd_engine.steps.decode import decode_step
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
 from pd_kernels.block_copy.triton import copy_pieces
+from pd_kernels.triton_ops import TritonOps
 from prefill_worker.runner import PrefillRunner
 
 ANY_PLACE = Place()
@@ -51,17 +52,19 @@ class DeviceHandoff:
             end = min(num_valid_tokens, (start // block_size + 1) * block_size)
             block, inside = start // block_size, start % block_size * slot_bytes
             offsets.append((
-                self._place(self._source, component, self._prompt.block_ids[block]) + inside,
-                self._place(self._target, component, self._target_blocks[block]) + inside,
+                self._prompt.block_ids[block] * layout.piece_bytes(component) + inside,
+                self._target_blocks[block] * layout.piece_bytes(component) + inside,
                 (end - start) * slot_bytes,
             ))
             start = end
         self._done[component] = max(self._done[component], num_valid_tokens)
         if offsets:
-            source: Any = self._source.arena
-            target: Any = self._target.arena
-            columns = torch.tensor(offsets).to(source.memory.device)
-            copy_pieces(source.memory, target.memory, *(column.contiguous() for column in columns.unbind(1)),
+            source, target = (
+                engine.arena.components[component].view(torch.uint8).flatten()
+                for engine in (self._source, self._target)
+            )
+            columns = torch.tensor(offsets).to(source.device)
+            copy_pieces(source, target, *(column.contiguous() for column in columns.unbind(1)),
                         max_length=block_size * slot_bytes)
             self.num_bytes += sum(length for _, _, length in offsets)
 
@@ -75,10 +78,6 @@ class DeviceHandoff:
             pending_hidden=prompt.pending_hidden[-1:].clone(),
         ))
 
-    @staticmethod
-    def _place(engine: Engine, component: int, block: int) -> int:
-        return engine.arena.offsets[component] + block * engine.layout.piece_bytes(component)
-
 
 def run(device: torch.device, *, tiny: bool = False) -> dict[str, Any]:
     """{requests, tokens, drafted, accepted, bytes, seconds}.
@@ -87,7 +86,7 @@ def run(device: torch.device, *, tiny: bool = False) -> dict[str, Any]:
         AssertionError: a token or a logprob differs from the monolithic run's, or too many or few bytes were moved.
     """
     config = ModelConfig.parse(TINY if tiny else V3_WIDTH)
-    ops = EngineOps(device)
+    ops = TritonOps(device)
     weights = random_weights(config, Maker.on(str(device), seed=7), ops)
     lengths, num_tokens = ((3, 9), 3) if tiny else ((1, 17, 300, 1100), 16)
     prompts = [_ids(config.vocab_size, length, seed=length) for length in lengths]

@@ -58,6 +58,14 @@ class CpuOps:
         """The sources and the arithmetic: instruction sets with the same one give the same bits."""
         return self._numerics
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def is_on_host(self) -> bool:
+        return True
+
     def pack_linear(self, weight_MD: Weight) -> PackedLinear:
         return packing.pack_linear(weight_MD)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pd_engine.errors import Internal, PdRelayError, from_code
 from pd_engine.settings import Settings
+from pd_ops.cluster.gpus import VISIBLE, gpu_of, visible_gpus
 from pd_ops.cluster.plan import Role
 from pd_ops.cluster.state_file import log_directory
 
@@ -94,12 +95,21 @@ class WorkerActor:
     async def _start(self) -> WorkerStarted:
         # Before torch is imported: its thread pools take their size from here.
         os.environ["OMP_NUM_THREADS"] = str(self._settings.engine.threads)
+        if self._settings.engine.device == "cuda":
+            self._take_gpu()
         self._worker = _build_worker(self._role)(
             self._settings, worker_id=self._worker_id, host=self._host or _host_in_ray(), secret=self._secret
         )
         started = await self._worker.start()
         _return_freed_memory()
         return WorkerStarted(pid=os.getpid(), address=started.address, epoch=started.epoch)
+
+    def _take_gpu(self) -> None:
+        """Before torch is imported: this process sees one GPU from now on. Where there is none, loading says so."""
+        gpus = visible_gpus()
+        if gpus:
+            os.environ[VISIBLE] = gpu_of(self._worker_id, gpus, self._settings.prefill.workers)
+            log.info("computes on GPU %s of %s", os.environ[VISIBLE], ",".join(gpus))
 
     async def stop(self, drain_s: float) -> bool | Failure:
         """Ends within `drain_s` seconds, and a little: running requests may finish until then. Whether all have."""

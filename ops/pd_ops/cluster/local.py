@@ -14,7 +14,7 @@ from pd_ops.cluster.control_server import control_server
 from pd_ops.cluster.interrupts import Interrupts, interruptible, unless
 from pd_ops.cluster.operations import Operations
 from pd_ops.cluster.plan import plan_cluster
-from pd_ops.cluster.preflight import check_ops, check_ports
+from pd_ops.cluster.preflight import check_device, check_ops, check_ports
 from pd_ops.cluster.ray_runtime import RayRuntime, connected
 from pd_ops.cluster.state_file import ClusterState, Phase, StateFile
 
@@ -32,13 +32,17 @@ def local_cluster(settings: Settings) -> Iterator[LocalCluster]:
     Raises:
         AlreadyExists: a cluster of this name runs on this host.
         InvalidArgument: a port is in use, or both doors have the same.
-        FailedPrecondition: a directory cannot be written, or the compiled ops are of other sources.
+        FailedPrecondition: a directory cannot be written, the compiled ops are of other sources, or there is no GPU
+            where one is asked for.
         Unavailable: Ray did not start.
         KeyboardInterrupt: a signal came.
     """
     with interruptible() as interruption, StateFile(settings.cluster.name) as state_file:
         check_ports(settings.router)
-        check_ops(settings.engine.ops)
+        if settings.engine.device == "cpu":
+            check_ops(settings.engine.ops)
+        elif settings.cluster.ray_address is None:  # else workers may be on other hosts, and look there
+            check_device(settings.engine)
         state = ClusterState(
             name=settings.cluster.name, pid=os.getpid(), phase=Phase.STARTING, model=settings.model,
             log_directory=str(state_file.log_directory),

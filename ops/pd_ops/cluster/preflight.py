@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pd_engine.errors import FailedPrecondition, InvalidArgument
-from pd_engine.settings import RouterSettings
+from pd_engine.settings import EngineSettings, RouterSettings
 from pd_kernels.build import library_path, source_digest
 from pd_kernels.cpu.native import library_directory, usable_isas
+from pd_kernels.gpu import unfit
 
 
 def check_ports(settings: RouterSettings) -> None:
@@ -46,7 +47,7 @@ def check_ops(name: str, isas: Sequence[str] | None = None) -> None:
         FailedPrecondition: the library that workers would load is of other sources, or cannot be read.
     """
     usable = usable_isas() if isas is None else isas
-    if name == "reference" or not usable:
+    if name in ("reference", "triton") or not usable:
         return
     path = library_path(library_directory(), usable[-1])
     what_to_do = "`python -m pd_kernels.build` builds it anew; --ops reference does without"
@@ -56,3 +57,21 @@ def check_ops(name: str, isas: Sequence[str] | None = None) -> None:
         raise FailedPrecondition(f"cannot read the compiled ops in {path}: {error.strerror}; {what_to_do}") from None
     if not is_current:
         raise FailedPrecondition(f"the compiled ops in {path} were built from other sources; {what_to_do}")
+
+
+def check_device(settings: EngineSettings, find_problem: Callable[[], str | None] = unfit) -> None:
+    """Whether this host can do what `engine.device` says.
+
+    Raises:
+        InvalidArgument: the ops that are asked for are of the other device.
+        FailedPrecondition: it has no GPU that the kernels are made for, or what they need is not installed.
+    """
+    if settings.device == "cpu":
+        return
+    if settings.ops not in ("auto", "triton"):
+        raise InvalidArgument(
+            f"settings: engine.ops: {settings.ops} computes on the CPU; with engine.device: cuda it is auto or triton"
+        )
+    problem = find_problem()
+    if problem is not None:
+        raise FailedPrecondition(f"settings: engine.device: cuda: {problem}")

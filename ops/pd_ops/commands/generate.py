@@ -42,6 +42,7 @@ def command(
     logprobs: options.Logprobs = None,
     speculate: options.Speculate = None,
     dtype: options.Dtype = None,
+    device: options.Device = None,
     ops: options.Ops = None,
     stream: options.Stream = None,
     config: options.Config = None,
@@ -61,7 +62,7 @@ def command(
     )
     num_choices = read_num_choices(n)
     overrides = options.overrides(
-        model=model, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops
+        model=model, decode__speculate=speculate, engine__dtype=dtype, engine__device=device, engine__ops=ops
     )
     settings = with_checked_model(load_settings(config, overrides))
     questions = Questions.load(settings)

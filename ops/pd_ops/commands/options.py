@@ -20,7 +20,8 @@ Dtype = Annotated[str | None, typer.Option(help="Storage dtype: auto, bf16 or fp
 ServedDtype = Annotated[
     str | None, typer.Option("--dtype", help="bf16 or fp32: the cluster must serve this one; auto: any.")
 ]
-Ops = Annotated[str | None, typer.Option(help="Implementation of the ops: auto, cpu or reference.")]
+Device = Annotated[str | None, typer.Option(help="Where workers compute: cpu, or cuda for a Hopper GPU.")]
+Ops = Annotated[str | None, typer.Option(help="Implementation of the ops: auto, cpu, reference or triton.")]
 ServerSpeculate = Annotated[int | None, typer.Option(help="Draft tokens a step at most; 0: off.")]
 
 ClusterName = Annotated[str, typer.Option("--cluster", help="Name of the cluster on this host.")]

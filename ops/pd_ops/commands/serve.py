@@ -28,6 +28,7 @@ def command(
     config: options.Config = None,
     speculate: options.ServerSpeculate = None,
     dtype: options.Dtype = None,
+    device: options.Device = None,
     ops: options.Ops = None,
     cluster: Annotated[str | None, typer.Option(help="Name of this cluster on its host.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Join the Ray cluster at HOST:PORT.")] = None,
@@ -41,8 +42,8 @@ def command(
     output = options.start(context, as_json)
     overrides = options.overrides(
         model=model, prefill__workers=prefill, decode__workers=decode, router__grpc_port=grpc_port,
-        router__http_port=http_port, decode__speculate=speculate, engine__dtype=dtype, engine__ops=ops,
-        cluster__name=cluster, cluster__ray_address=ray_address, cluster__drillable=drillable,
+        router__http_port=http_port, decode__speculate=speculate, engine__dtype=dtype, engine__device=device,
+        engine__ops=ops, cluster__name=cluster, cluster__ray_address=ray_address, cluster__drillable=drillable,
     )
     settings = with_checked_model(load_settings(config, overrides))
     with local_cluster(settings) as local:

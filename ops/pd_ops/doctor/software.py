@@ -14,6 +14,7 @@ import pd_ops
 from pd_engine.settings import Settings
 from pd_kernels.build import find_compiler, isa_names
 from pd_kernels.cpu.native import library_directory, usable_isas
+from pd_kernels.gpu import unfit
 from pd_ops.bench.identity import cpu_model, installed
 from pd_ops.doctor.check import Check, Result
 
@@ -23,8 +24,14 @@ MAX_NAMED = 5
 Installed = Callable[[str], "str | None"]
 
 
-def processor_check(settings: Settings, isas: list[str] | None = None) -> Check:
-    """Which implementation of the ops `engine.ops` means on this host."""
+def processor_check(
+    settings: Settings, isas: list[str] | None = None, gpu_problem: Callable[[], str | None] = unfit
+) -> Check:
+    """Which implementation of the ops `engine.device` and `engine.ops` mean on this host."""
+    if settings.engine.device == "cuda":
+        problem = gpu_problem()
+        result = Result.OK if problem is None else Result.FAILED
+        return Check(name="ops", result=result, sentence=problem or "Triton kernels, on Hopper")
     usable = usable_isas() if isas is None else isas
     wanted = settings.engine.ops
     processor = cpu_model()
