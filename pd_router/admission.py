@@ -77,7 +77,8 @@ class Admission:
         """A journey is to be placed. The caller takes what it is given before the next snapshot is made.
 
         Args:
-            waiter: one that was let in before finds a place in line in any case, and keeps the seat that it has.
+            waiter: one that was let in before finds a place in line in any case, and keeps the seat that it has; so
+                does one whose request has begun, with a seat still to find.
             targets: None for one that has begun: it goes on, however late.
             may_recover: it may wait for a worker, not only for room.
 
@@ -176,6 +177,7 @@ class Admission:
     def _let_in(self, waiter: Waiter) -> None:
         if not waiter.is_again:
             self.num_running += 1
+            waiter.group.begin()
 
     def _turn_ms(self, num_tokens: float) -> float:
         """How long the line takes for so many, as it has moved so far; 0: not known."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pd_engine.bounded_file import read_bounded
 from pd_engine.errors import InvalidArgument, ResourceExhausted, Unauthenticated
+from pd_engine.priority import MAX_PRIORITY
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_TOKEN_CHARS = 512
@@ -29,6 +30,8 @@ class Caller(BaseModel):
     Attributes:
         max_running_requests: choices at once; None: as the router allows.
         tokens_per_minute: prompt and generated tokens; None: no limit.
+        min_priority: the most urgent priority that its requests may have; None: any.
+        cache: whose cached blocks it may use: all keys with the same one share them; None: only its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -37,6 +40,23 @@ class Caller(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     max_running_requests: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
+    min_priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+
+    def salt(self, cache_salt: str) -> str:
+        """What separates its cached blocks from those of others, whatever salts these choose. Without keys, the
+        client's own."""
+        if not self.name:
+            return cache_salt
+        scope = f"key {self.name}" if self.cache is None else f"cache {self.cache}"
+        return hashlib.blake2b(f"{scope}/{cache_salt}".encode(), digest_size=16).hexdigest()  # no scope has a slash
+
+    def check_priority(self, priority: int) -> None:
+        """Raises:
+        InvalidArgument: it is more urgent than this key may ask for.
+        """
+        if self.min_priority is not None and priority < self.min_priority:
+            raise InvalidArgument(f"priority must be at least {self.min_priority} with this API key, got {priority}")
 
 
 class _KeyFile(BaseModel):
@@ -45,7 +65,7 @@ class _KeyFile(BaseModel):
     keys: Annotated[list[Caller], Field(min_length=1, max_length=10_000)]
 
 
-ANYONE = Caller.model_construct(name="", sha256="", max_running_requests=None, tokens_per_minute=None)
+ANYONE = Caller.model_construct(name="", sha256="")
 
 
 class Callers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from pd_engine.errors import InvalidArgument, Unavailable
@@ -14,6 +14,7 @@ from pd_engine.text.output import OutputText
 from pd_engine.text.tokenizer import Tokenizer
 from pd_router.admission import Admission, AdmissionLimits
 from pd_router.callers import ANYONE, Caller, CallerLimits
+from pd_router.choice_group import ChoiceGroup
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
 from pd_router.known_requests import KnownRequests, RequestKey
@@ -206,31 +207,41 @@ class Dispatcher:
 
     def _start(self, submission: Submission, key: RequestKey, caller: Caller) -> RunningRequest:
         self._admit(len(submission.choices))
+        choices = [self._new_choice(request, submission) for request in submission.choices]
         num_prompt_tokens = sum(len(submission.choices[first].prompt_ids) for first in submission.firsts)
+        num_prompt_tokens += sum(choice.journey.stream.num_replayed for choice in choices)
         self._limits.admit(
             caller, num_choices=len(submission.choices), num_prompt_tokens=num_prompt_tokens, now_s=_now_s()
         )
-        running = RunningRequest(submission, caller, [self._new_choice(request) for request in submission.choices])
+        running = RunningRequest(submission, caller, choices)
         self._known.add(key, submission.payload, running)
+        group = ChoiceGroup()
         for choice in running.choices:
-            self._start_choice(running, choice, key)
+            self._start_choice(running, choice, key, group)
         return running
 
-    def _new_choice(self, request: Request) -> RunningChoice:
+    def _new_choice(self, request: Request, submission: Submission) -> RunningChoice:
+        stream = self._new_stream(request, submission.replayed(request.choice))
+        journey = Journey(self._new_id(), stream, max_attempts=self._settings.max_attempts)
+        return RunningChoice(request, journey)
+
+    def _new_stream(self, request: Request, replayed: Sequence[int]) -> TokenStream:
+        """The last of what is replayed is generated again where the choice ends with it: so it ends as any other."""
         stream = TokenStream(
             text=OutputText(self._tokenizer, request.params.stop, min_tokens=request.params.min_tokens),
             ending_ids=request.ending_ids,
             max_tokens=request.params.max_tokens,
         )
-        journey = Journey(self._new_id(), stream, max_attempts=self._settings.max_attempts)
-        return RunningChoice(request, journey)
+        return stream if stream.replay(replayed) else self._new_stream(request, replayed[:-1])
 
-    def _start_choice(self, running: RunningRequest, choice: RunningChoice, key: RequestKey) -> None:
+    def _start_choice(
+        self, running: RunningRequest, choice: RunningChoice, key: RequestKey, group: ChoiceGroup
+    ) -> None:
         now_s = asyncio.get_running_loop().time
         begun_s = now_s()
 
         def emit(chunk: Chunk) -> None:
-            if chunk.index == 0:
+            if choice.first_token_s is None:
                 choice.first_token_s = now_s() - begun_s
                 self._metrics.note_first_token(choice.first_token_s)
             running.wake()
@@ -240,6 +251,7 @@ class Dispatcher:
             choice.journey,
             registry=self._registry,
             gate=self._gate,
+            group=group,
             speculate=self._speculate(choice.request),
             projected_tokens=self._settings.projected_tokens,
             num_local_tokens=self._settings.num_local_tokens,
@@ -265,7 +277,8 @@ class Dispatcher:
     ) -> None:
         request, journey = choice.request, choice.journey
         self._tasks.discard(task)
-        self._limits.note_end(running.caller, num_generated=len(journey.stream.tokens), now_s=_now_s())
+        num_generated = len(journey.stream.tokens) - journey.stream.num_replayed
+        self._limits.note_end(running.caller, num_generated=num_generated, now_s=_now_s())
         if running.ended:
             self._note_request_end(running, key)
         self._admission.note_end(seconds * 1000)

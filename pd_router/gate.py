@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from pd_engine.errors import PdRelayError
 from pd_router.admission import Admission
+from pd_router.choice_group import ChoiceGroup
 from pd_router.placement import Placement
 from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
@@ -19,7 +21,6 @@ class RoomGate:
         self._registry = registry
         self._admission = admission
         self._calls: dict[Waiter, asyncio.Event] = {}  # of those that wait: set when it is their turn, or they must go
-        self._displaced: set[Waiter] = set()
 
     async def place(
         self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, *, recovery_wait_s: float = 0.0
@@ -27,7 +28,8 @@ class RoomGate:
         """The pair for one attempt. The caller takes its blocks before it next awaits.
 
         Args:
-            targets: by the event loop's clock; None: whenever, however slowly.
+            waiter: refused with its whole group, as long as none of that has begun.
+            targets: by the event loop's clock, until the group has begun; None: whenever, however slowly.
             recovery_wait_s: how long to wait for an expected worker to become ready; 0: not at all.
 
         Raises:
@@ -35,6 +37,22 @@ class RoomGate:
                 nothing.
             ResourceExhausted: it would come too late, or too many wait.
         """
+        group = waiter.group
+        _check_refused(group)
+        try:
+            return await self._place(request, waiter, None if group.has_begun else targets, recovery_wait_s)
+        except PdRelayError as error:
+            self._refuse(group, error)
+            raise
+
+    def leave(self) -> None:
+        """A journey that was let in has ended."""
+        self._admission.free_seat()
+        self._registry.note_room()
+
+    async def _place(
+        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, recovery_wait_s: float
+    ) -> Placement:
         now_s = asyncio.get_running_loop().time()
         snapshot = self._registry.snapshot(request.block_hashes)
         arrival = self._admission.arrive(
@@ -44,26 +62,27 @@ class RoomGate:
             return arrival.placement
         self._calls[waiter] = asyncio.Event()
         if arrival.displaced is not None:
-            self._displaced.add(arrival.displaced)
-            self._calls[arrival.displaced].set()
+            self._refuse(arrival.displaced.group, self._admission.displacement())
         self._call_head()
-        due_s = None if targets is None or targets.ttft_ms is None else targets.begun_s + targets.ttft_ms / 1000
         try:
-            async with asyncio.timeout_at(due_s):
-                return await self._wait(request, waiter, targets, now_s + recovery_wait_s)
-        except TimeoutError:
-            assert targets is not None
-            raise targets.missed() from None
+            return await self._wait_in_time(request, waiter, targets, now_s + recovery_wait_s)
         finally:
             self._admission.leave(waiter)
-            self._displaced.discard(waiter)
             del self._calls[waiter]
             self._call_head()
 
-    def leave(self) -> None:
-        """A journey that was let in has ended."""
-        self._admission.free_seat()
-        self._registry.note_room()
+    async def _wait_in_time(
+        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, recover_until_s: float
+    ) -> Placement:
+        due_s = None if targets is None or targets.ttft_ms is None else targets.begun_s + targets.ttft_ms / 1000
+        try:
+            async with asyncio.timeout_at(due_s):
+                return await self._wait(request, waiter, targets, recover_until_s)
+        except TimeoutError:
+            assert targets is not None
+            if not waiter.group.has_begun:
+                raise targets.missed() from None
+        return await self._wait(request, waiter, None, recover_until_s)
 
     async def _wait(
         self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, recover_until_s: float
@@ -73,8 +92,8 @@ class RoomGate:
             await self._my_turn(waiter)
             recovery_s = recover_until_s - loop.time()
             placement = self._admission.turn(
-                waiter, request, self._registry.snapshot(request.block_hashes), targets, loop.time(),
-                may_recover=recovery_s > 0,
+                waiter, request, self._registry.snapshot(request.block_hashes),
+                None if waiter.group.has_begun else targets, loop.time(), may_recover=recovery_s > 0,
             )
             if placement is not None:
                 return placement
@@ -82,14 +101,21 @@ class RoomGate:
 
     async def _my_turn(self, waiter: Waiter) -> None:
         """Raises:
-        ResourceExhausted: it has to go for another one.
+        PdRelayError: it was refused with another one of its group.
         """
         called = self._calls[waiter]
-        while self._admission.line.head is not waiter or waiter in self._displaced:
-            if waiter in self._displaced:
-                raise self._admission.displacement()
+        _check_refused(waiter.group)
+        while self._admission.line.head is not waiter:
             called.clear()
             await called.wait()
+            _check_refused(waiter.group)
+
+    def _refuse(self, group: ChoiceGroup, error: PdRelayError) -> None:
+        """And those of it that wait have to go."""
+        group.refuse(error)
+        for waiter, called in self._calls.items():
+            if waiter.group is group:
+                called.set()
 
     async def _change(self, timeout_s: float | None) -> None:
         try:
@@ -102,3 +128,7 @@ class RoomGate:
         if head is not None:
             self._calls[head].set()
 
+
+def _check_refused(group: ChoiceGroup) -> None:
+    if group.error is not None:
+        raise group.error

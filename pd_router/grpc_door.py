@@ -43,9 +43,9 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         check_known_fields(request)
         caller = self._callers.of(authorization(context.invocation_metadata()))
         self._dispatcher.admit(caller, request.request_id)
-        prepared = await self._preparer.prepare(parse_request(request), caller.name)
+        prepared = await self._preparer.prepare(parse_request(request), caller)
         async with self._dispatcher.run(prepared, caller) as running:
-            async for update in running.updates(prepared.resume_from):
+            async for update in running.updates(prepared):
                 if update.chunk is not None and request.stream:
                     response = api.GenerateResponse(request_id=prepared.request_id)
                     fill_chunk(response.chunk, update.choice, update.chunk)
@@ -57,7 +57,8 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
     async def Explain(self, request: api.GenerateRequest, context: Context) -> api.PlacementReport:
         check_counts(request, self._preparer)
         check_known_fields(request)
-        prepared = await self._preparer.prepare(parse_request(request))
+        caller = self._callers.of(authorization(context.invocation_metadata()))
+        prepared = await self._preparer.prepare(parse_request(request), caller)
         return report_message(await self._dispatcher.explain(prepared.choices[0]))
 
     async def Abort(self, request: api.AbortRequest, context: Context) -> api.AbortResponse:
@@ -106,10 +107,13 @@ def check_counts(request: api.GenerateRequest, preparer: Preparer) -> None:
         InvalidArgument: there are more than can be right.
     """
     preparer.check_num_tokens(len(request.tokenized.input_ids))
+    for choice in request.resume_output_ids[: MAX_CHOICES]:
+        preparer.check_num_tokens(len(choice.ids))
     params = request.sampling_params
     for name, count, most in (
         ("messages", len(request.chat.messages), MAX_MESSAGES),
         ("numbers in resume_from", len(request.resume_from), MAX_CHOICES),
+        ("lists in resume_output_ids", len(request.resume_output_ids), MAX_CHOICES),
         ("stop strings", len(params.stop), MAX_STOP_STRINGS),
         ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKEN_IDS),
         ("tokens in logit_bias", len(params.logit_bias), MAX_LOGIT_BIAS),
@@ -138,8 +142,8 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
     """Raises:
     InvalidArgument: no prompt, or a field that cannot be right whatever the model.
     """
-    if request.resume_from and not request.stream:
-        raise InvalidArgument("resume_from is only for stream: true")
+    if (request.resume_from or request.resume_output_ids) and not request.stream:
+        raise InvalidArgument("resume_from and resume_output_ids are only for stream: true")
     kind = request.WhichOneof("input")
     placement = request.placement
     return RawRequest(
@@ -158,6 +162,7 @@ def parse_request(request: api.GenerateRequest) -> RawRequest:
         cache_salt=request.cache_salt,
         resumable=request.resumable,
         resume_from=tuple(request.resume_from),
+        resume_output_ids=tuple(tuple(choice.ids) for choice in request.resume_output_ids),
         priority=request.priority,
         user=request.user,
         ttft_target_ms=request.ttft_target_ms or None,

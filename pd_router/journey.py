@@ -196,7 +196,7 @@ class Journey:
             return
         self.error = error
         refused = self.attempt == 0 or error.code in _REFUSALS
-        rejected = refused and not self.stream.tokens
+        rejected = refused and not self.stream.has_begun
         self._move(JourneyState.REJECTED if rejected else JourneyState.FAILED)
 
     def cancel(self) -> None:

@@ -22,7 +22,7 @@ class Metrics:
         self._requests = Counter("pd_relay_requests", "Requests by how they ended.", ["end"], registry=collectors)
         self._attempts = Counter("pd_relay_retries", "Attempts after the first of a request.", registry=collectors)
         self._prompt_tokens = Counter("pd_relay_prompt_tokens", "Tokens of prompts.", registry=collectors)
-        self._tokens = Counter("pd_relay_generated_tokens", "Tokens sent to clients.", registry=collectors)
+        self._tokens = Counter("pd_relay_generated_tokens", "Tokens generated for clients.", registry=collectors)
         self._drafted = Counter("pd_relay_drafted_tokens", "Draft tokens that were verified.", registry=collectors)
         self._accepted = Counter("pd_relay_accepted_tokens", "Draft tokens that were accepted.", registry=collectors)
         self._handoff_bytes = Counter("pd_relay_handoff_bytes", "Bytes of cache handed over.", registry=collectors)
@@ -71,7 +71,7 @@ class Metrics:
         self._requests.labels(journey.state.value).inc()
         self._attempts.inc(max(0, journey.attempt - 1))
         self._prompt_tokens.inc(num_prompt_tokens)
-        self._tokens.inc(len(journey.stream.tokens))
+        self._tokens.inc(len(journey.stream.tokens) - journey.stream.num_replayed)
         self._drafted.inc(journey.num_drafted)
         self._accepted.inc(journey.num_accepted)
         if journey.handoff is not None:

@@ -124,7 +124,7 @@ class HttpDoor:
         self._check_model(body.model)
         caller = caller_of(http)
         self._dispatcher.admit(caller, body.request_id or "")
-        request = await self._preparer.prepare(body.request(), caller.name)
+        request = await self._preparer.prepare(body.request(), caller)
         replies = format_type(
             request,
             self._model.tokenizer,
@@ -134,7 +134,7 @@ class HttpDoor:
         )
         async with AsyncExitStack() as stack:
             running = await stack.enter_async_context(self._dispatcher.run(request, caller))
-            updates = running.updates(request.resume_from)
+            updates = running.updates(request)
             if not body.stream:
                 await unless_gone(http, drain(running, updates))
                 return JSONResponse(replies.whole(running.results()))

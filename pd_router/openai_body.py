@@ -2,7 +2,7 @@
 
 Beyond OpenAI's own fields there are vLLM's `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
 `ignore_eos`, `request_id`, `cache_salt`, `priority`, `return_token_ids`, and ours: `speculate`, `ttft_target_ms`,
-`itl_target_ms`, `resumable`, `resume_from`.
+`itl_target_ms`, `resumable`, `resume_from`, `resume_output_ids`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class OpenAIBody(Strict):
     resume_from: int | Annotated[list[int], Field(fail_fast=True)] | None = Field(
         None, description="how many tokens of each choice the client has; its stream begins after them"
     )
+    resume_output_ids: Any = Field(
+        None, description="in place of resume_from, these tokens: a list of ids, or one for each choice"
+    )
     priority: int | None = Field(None, description="lower ones are served earlier")
     ttft_target_ms: int | None = Field(None, description="refused at once if its first token would come later")
     itl_target_ms: int | None = Field(None, description="no worker takes it that could not keep this pace")
@@ -114,10 +117,10 @@ class OpenAIBody(Strict):
         self, *, prompts: tuple[Prompt, ...], is_chat: bool, sampling: SamplingFields, default_max_tokens: int | None
     ) -> RawRequest:
         """Raises:
-        InvalidArgument: resume_from without a stream.
+        InvalidArgument: resume_from or resume_output_ids without a stream, or the latter of another shape.
         """
-        if self.resume_from is not None and not self.stream:
-            raise InvalidArgument("resume_from is only for stream: true")
+        if (self.resume_from is not None or self.resume_output_ids is not None) and not self.stream:
+            raise InvalidArgument("resume_from and resume_output_ids are only for stream: true")
         resume_from = [self.resume_from] if isinstance(self.resume_from, int) else self.resume_from or []
         return RawRequest(
             prompts=prompts,
@@ -133,6 +136,7 @@ class OpenAIBody(Strict):
             itl_target_ms=self.itl_target_ms,
             resumable=bool(self.resumable),
             resume_from=tuple(resume_from),
+            resume_output_ids=_parse_output_ids(self.resume_output_ids),
         )
 
 
@@ -253,6 +257,20 @@ def _parse_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
         return tuple(prompt)
     raise InvalidArgument(f"prompt must be text or a list of token ids, and not empty, got {shown(prompt)}")
+
+
+def _parse_output_ids(output_ids: Any) -> tuple[tuple[int, ...], ...]:
+    if output_ids is None:
+        return ()
+    is_flat = isinstance(output_ids, list) and all(type(item) is int for item in output_ids)
+    lists = [output_ids] if is_flat else output_ids
+    if not isinstance(lists, list) or not all(
+        isinstance(choice, list) and all(type(item) is int for item in choice) for choice in lists
+    ):
+        raise InvalidArgument(
+            f"resume_output_ids must be a list of token ids, or such a list for each choice, got {shown(output_ids)}"
+        )
+    return tuple(map(tuple, lists))
 
 
 def _parse_content(content: Any, name: str) -> str:

@@ -18,11 +18,13 @@ from pd_engine.text.defaults import (
     GenerationDefaults,
     ModelLimits,
     SamplingFields,
+    check_ids,
     check_num_tokens,
     check_prompt,
     resolve_sampling,
 )
 from pd_engine.text.tokenizer import Tokenizer
+from pd_router.callers import ANYONE, Caller
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_CHARS = 256
@@ -66,6 +68,7 @@ class RawRequest:
         default_max_tokens: its door's, for a request that names no max_tokens (`resolve_sampling`).
         resumable: it goes on for a while when its client is gone, so that the client can come back for it.
         resume_from: of each choice, how many tokens the client has; none: of none any.
+        resume_output_ids: in its place, these tokens.
     """
 
     prompts: tuple[Prompt, ...]
@@ -82,6 +85,7 @@ class RawRequest:
     itl_target_ms: int | None = None
     resumable: bool = False
     resume_from: tuple[int, ...] = ()
+    resume_output_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +121,7 @@ class Submission:
             no id.
         resumable: as in `RawRequest`.
         resume_from: tokens of each choice that the client has.
+        resume_output_ids: and which they are; none: it has not said.
     """
 
     request_id: str
@@ -125,6 +130,13 @@ class Submission:
     payload: bytes
     resumable: bool
     resume_from: tuple[int, ...]
+    resume_output_ids: tuple[tuple[int, ...], ...]
+
+    def replayed(self, choice: int) -> tuple[int, ...]:
+        """Tokens after which the choice can go on. None where logprobs are asked for: these have to be computed."""
+        if not self.resume_output_ids or self.choices[choice].params.logprobs is not None:
+            return ()
+        return self.resume_output_ids[choice]
 
     @property
     def firsts(self) -> tuple[int, ...]:
@@ -140,19 +152,21 @@ class Preparer:
         self._defaults = defaults
         self._limits = limits
 
-    async def prepare(self, raw: RawRequest, caller: str = "") -> Submission:
+    async def prepare(self, raw: RawRequest, caller: Caller = ANYONE) -> Submission:
         """Args:
-            caller: whose API key came with it, if keys are needed: then it is the user, whatever the request says.
+            caller: whose API key came with it, if keys are needed: then it is the user, whatever the request says, and
+                shares cached blocks with nobody who may not have them, whatever the salt.
 
         Raises:
             InvalidArgument: something in the request is out of range, malformed or too long.
         """
-        if caller:
-            raw = replace(raw, user=caller)
+        if caller.name:
+            raw = replace(raw, user=caller.name)
         request_id = _check_request_id(raw.request_id) if raw.request_id else new_request_id()
         if len(raw.cache_salt) > MAX_SALT_CHARS:
             raise InvalidArgument(f"cache_salt has at most {MAX_SALT_CHARS} characters, got {len(raw.cache_salt)}")
         check_priority(raw.priority)
+        caller.check_priority(raw.priority)
         if len(raw.user) > MAX_USER_CHARS:
             raise InvalidArgument(f"user has at most {MAX_USER_CHARS} characters, got {len(raw.user)}")
         for name, target_ms in (("ttft_target_ms", raw.ttft_target_ms), ("itl_target_ms", raw.itl_target_ms)):
@@ -162,20 +176,24 @@ class Preparer:
         choices: list[Request] = []
         for number, prompt in enumerate(raw.prompts):
             await asyncio.sleep(0)  # the others' turn, where many prompts are tokenized
-            first = await self._first_choice(raw, prompt, number, request_id)
+            first = await self._first_choice(raw, prompt, number, request_id, caller)
             for c in range(raw.num_choices):
                 params = replace(first.params, seed=seed_of_choice(first.params.seed, c))
                 choices.append(replace(first, choice=len(choices), params=params))
+        resume_output_ids, resume_from = _check_resume(raw, choices, vocab_size=self._limits().vocab_size)
         return Submission(
             request_id=request_id,
             choices=tuple(choices),
             num_prompts=len(raw.prompts),
             payload=_digest(raw) if raw.request_id else b"",
             resumable=raw.resumable,
-            resume_from=_check_resume(raw, choices),
+            resume_from=resume_from,
+            resume_output_ids=resume_output_ids,
         )
 
-    async def _first_choice(self, raw: RawRequest, prompt: Prompt, number: int, request_id: str) -> Request:
+    async def _first_choice(
+        self, raw: RawRequest, prompt: Prompt, number: int, request_id: str, caller: Caller
+    ) -> Request:
         limits = self._limits()
         prompt_ids = await self.tokenize(prompt, is_chat=raw.is_chat)
         check_prompt(prompt_ids, limits)
@@ -192,7 +210,7 @@ class Preparer:
             # A checkpoint may name eos ids that its model has no row for: they never come, and workers refuse them.
             ending_ids=frozenset(i for i in params.ending_ids(self._tokenizer.eos_token_ids) if i < limits.vocab_size),
             placement=raw.placement,
-            cache_salt=raw.cache_salt,
+            cache_salt=caller.salt(raw.cache_salt),
             priority=raw.priority,
             tenant=raw.user or raw.cache_salt,
             ttft_target_ms=raw.ttft_target_ms,
@@ -259,25 +277,32 @@ def _check_request_id(request_id: str) -> str:
     return request_id
 
 
-def _check_resume(raw: RawRequest, choices: Sequence[Request]) -> tuple[int, ...]:
-    if not raw.request_id and (raw.resumable or raw.resume_from):
-        raise InvalidArgument("resumable and resume_from are for a request with a request_id")
-    resume_from = raw.resume_from or (0,) * len(choices)
+def _check_resume(
+    raw: RawRequest, choices: Sequence[Request], *, vocab_size: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """(which tokens the client has, if it says so; how many), each by choice."""
+    if not raw.request_id and (raw.resumable or raw.resume_from or raw.resume_output_ids):
+        raise InvalidArgument("resumable, resume_from and resume_output_ids are for a request with a request_id")
+    if raw.resume_from and raw.resume_output_ids:
+        raise InvalidArgument("resume_output_ids stand in place of resume_from: give one of them")
+    for token_ids in raw.resume_output_ids:
+        check_ids("resume_output_ids", token_ids, vocab_size)
+    name = "resume_output_ids" if raw.resume_output_ids else "resume_from"
+    resume_from = tuple(map(len, raw.resume_output_ids)) or raw.resume_from or (0,) * len(choices)
     if len(resume_from) != len(choices):
-        raise InvalidArgument(
-            f"resume_from must have a number for each of the {len(choices)} choices, got {len(resume_from)}"
-        )
+        raise InvalidArgument(f"{name} must have one for each of the {len(choices)} choices, got {len(resume_from)}")
     for choice, index in zip(choices, resume_from, strict=True):
         if not 0 <= index <= choice.params.max_tokens:
             raise InvalidArgument(
-                f"resume_from must be in [0, {choice.params.max_tokens}], which is max_tokens, got {shown(index)}"
+                f"{name}: tokens of a choice are in [0, {choice.params.max_tokens}], its max_tokens, got {shown(index)}"
             )
-    return resume_from
+    return raw.resume_output_ids, resume_from
 
 
 def _digest(raw: RawRequest) -> bytes:
     """Of what was asked for, not of how it is read."""
-    return hashlib.blake2b(repr(replace(raw, resumable=False, resume_from=())).encode(), digest_size=16).digest()
+    asked = replace(raw, resumable=False, resume_from=(), resume_output_ids=())
+    return hashlib.blake2b(repr(asked).encode(), digest_size=16).digest()
 
 
 async def _off_loop(work: Callable[[], T], num_chars: int) -> T:

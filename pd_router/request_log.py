@@ -26,6 +26,7 @@ def log_end(running: RunningRequest, choice: RunningChoice, *, seconds: float) -
         "prompt_tokens": len(request.prompt_ids),
         "cached_tokens": journey.num_cached_tokens,
         "completion_tokens": len(journey.stream.tokens),
+        "replayed_tokens": journey.stream.num_replayed,
         "prefill_worker": None if placement is None else placement.prefill_worker,
         "decode_worker": None if placement is None else placement.decode_worker,
         "first_token_ms": None if choice.first_token_s is None else round(choice.first_token_s * 1000, 1),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
 from pd_router.attempt import Attempt, AttemptFailure
+from pd_router.choice_group import ChoiceGroup
 from pd_router.costs import num_expected_tokens, num_uncached_tokens
 from pd_router.explanation import explain
 from pd_router.gate import RoomGate
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 class JourneyRunner:
     """Args:
+    group: the choices of its request, which are let in or refused together.
     speculate: draft tokens a step.
     projected_tokens: generated ones that a decode worker grants blocks for at first, at most; 0: all.
     num_local_tokens, may_degrade: when decode workers may compute prompts, as of `PlacementRequest`.
@@ -47,6 +49,7 @@ class JourneyRunner:
         *,
         registry: Registry,
         gate: RoomGate,
+        group: ChoiceGroup,
         speculate: int,
         projected_tokens: int,
         num_local_tokens: int,
@@ -63,6 +66,7 @@ class JourneyRunner:
         self._hashes = PromptHashes(request)
         self._registry = registry
         self._gate = gate
+        self._group = group
         self._speculate = speculate
         self._projected_tokens = projected_tokens
         self._num_local_tokens = num_local_tokens
@@ -111,7 +115,7 @@ class JourneyRunner:
                 wanted,
                 self._waiter(wanted),
                 self._targets(),
-                recovery_wait_s=self._recovery_wait_s if self.journey.num_failures else 0.0,
+                recovery_wait_s=self._recovery_wait_s if self.journey.num_failures or self._group.has_begun else 0.0,
             )
         except PdRelayError as error:
             self.journey.give_up(error)
@@ -133,11 +137,12 @@ class JourneyRunner:
             priority=self._request.priority,
             num_tokens=wanted.num_tokens + num_expected_tokens(wanted),
             is_again=self._is_let_in,
+            group=self._group,
         )
 
     def _targets(self) -> Targets | None:
         """None once it has begun: then it goes on, however late."""
-        if self.journey.num_failures or self.journey.stream.tokens:
+        if self.journey.num_failures or self.journey.stream.has_begun:
             return None
         return Targets(begun_s=self._begun_s, ttft_ms=self._ttft_target_ms, itl_ms=self._itl_target_ms)
 

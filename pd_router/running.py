@@ -75,7 +75,7 @@ class RunningChoice:
             text=journey.stream.text,
             finish_reason=end.finish_reason if end is not None else FinishReason.CANCELLED,
             stop_reason=end.stop_reason if end is not None else "",
-            num_cached_tokens=journey.num_cached_tokens or 0,
+            num_cached_tokens=min(journey.num_cached_tokens or 0, len(self.request.prompt_ids)),
             num_accepted=journey.num_accepted,
             num_drafted=journey.num_drafted,
             handoff=journey.handoff,
@@ -118,16 +118,17 @@ class RunningRequest:
         for news in self._news:
             news.set()
 
-    async def updates(self, resume_from: Sequence[int] = ()) -> AsyncIterator[Update]:
+    async def updates(self, reader: Submission) -> AsyncIterator[Update]:
         """Of each choice its tokens in order, then its end; what came while the reader was busy in one update.
 
         Args:
-            resume_from: of each choice, how many tokens the reader has; none: none.
+            reader: as it was sent this time: it says which tokens its client has.
 
         Raises:
-            InvalidArgument: it has more than there are.
+            InvalidArgument: it has more than there are, or others.
         """
-        num_read = list(resume_from) or [0] * len(self.choices)
+        num_read = list(reader.resume_from)
+        unchecked = dict(enumerate(reader.resume_output_ids))
         unended = list(range(len(self.choices)))
         news = asyncio.Event()
         news.set()
@@ -138,6 +139,8 @@ class RunningRequest:
                 news.clear()
                 for number in list(unended):
                     update = self._update(number, num_read[number])
+                    if unchecked and number in unchecked and (update.ended or update.chunk is not None):
+                        self._check_same(number, unchecked.pop(number))
                     if update.chunk is not None:
                         num_read[number] += len(update.chunk.tokens)
                     if update.ended:
@@ -153,6 +156,14 @@ class RunningRequest:
         if choice.ended and stream.end is not None and num_read > len(stream.tokens):
             raise InvalidArgument(f"resume_from is {num_read}, but choice {number} has {len(stream.tokens)} tokens")
         return Update(number, stream.since(num_read), choice.ended)
+
+    def _check_same(self, number: int, token_ids: Sequence[int]) -> None:
+        known = self.choices[number].journey.stream.token_ids[: len(token_ids)]
+        for index, (theirs, ours) in enumerate(zip(token_ids, known, strict=False)):
+            if theirs != ours:
+                raise InvalidArgument(
+                    f"resume_output_ids have {theirs} at index {index} of choice {number}, where it has {ours}"
+                )
 
     def result(self, choice: int) -> Result:
         """After the choice's end.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pd_engine.errors import DataLoss
+from pd_engine.errors import DataLoss, InvalidArgument
 from pd_engine.sequence import FinishReason, SampledToken
 from pd_engine.text.output import OutputText
 
@@ -35,11 +35,13 @@ class TokenStream:
 
     Attributes:
         tokens: known so far, index by index.
+        num_replayed: of these, leading ones that the client had before any attempt.
         end: why it has ended, None while it goes on.
     """
 
     def __init__(self, *, text: OutputText, ending_ids: frozenset[int], max_tokens: int) -> None:
         self.tokens: list[SampledToken] = []
+        self.num_replayed = 0
         self.end: StreamEnd | None = None
         self._output = text
         self._ending_ids = ending_ids
@@ -51,6 +53,11 @@ class TokenStream:
     @property
     def token_ids(self) -> list[int]:
         return [token.token_id for token in self.tokens]
+
+    @property
+    def has_begun(self) -> bool:
+        """A token has come that was not replayed."""
+        return len(self.tokens) > self.num_replayed
 
     @property
     def text(self) -> str:
@@ -83,6 +90,22 @@ class TokenStream:
             if index + offset >= len(self.tokens):
                 self._ahead.setdefault(index + offset, token)
         return self._advance()
+
+    def replay(self, token_ids: Sequence[int]) -> bool:
+        """Before anything else: the choice goes on after these. False: the last of them ends it, so that there is
+        nothing to go on with; the stream is not to be used.
+
+        Raises:
+            InvalidArgument: one before the last ends it.
+        """
+        assert not self.tokens, "a replay comes first"
+        for token_id in token_ids:
+            if self.end is not None:
+                last = len(self.tokens) - 1
+                raise InvalidArgument(f"resume_output_ids go on after index {last}, where a choice ends")
+            self._append(SampledToken(token_id=token_id))
+        self.num_replayed = len(self.tokens)
+        return self.end is None
 
     def restart(self) -> None:
         """Another attempt takes over after the last token that was sent."""

@@ -9,12 +9,15 @@
   that came before it, whatever comes after, and a tenant that always waits has three quarters of its share at least.
 - Who is next stays next until it is served or goes away, or one that was let in before comes: what needs much room is
   not passed by while room is made.
+- A full line turns away whole requests: a choice whose request has begun finds a place in it, and keeps it.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+
+from pd_router.choice_group import ChoiceGroup
 
 NUM_TURNS_A_ROUND = 4  # the last of which is for the one that has waited longest
 
@@ -28,6 +31,7 @@ class Waiter:
         priority: lower comes earlier.
         num_tokens: what its turn costs its tenant.
         is_again: it was let in before.
+        group: it and the other choices of its request.
         number: in order of arrival; the line gives it.
     """
 
@@ -35,6 +39,7 @@ class Waiter:
     priority: int = 0
     num_tokens: int = 1
     is_again: bool = False
+    group: ChoiceGroup = field(default_factory=ChoiceGroup)
     number: int = 0
 
     def rank(self) -> tuple[int, int]:
@@ -51,7 +56,7 @@ class _Tenant:
 
 
 class WaitingLine:
-    """`max_waiting`: those that were let in before are not counted."""
+    """`max_waiting`: those that were let in before are not counted; choices of what has begun may exceed it."""
 
     def __init__(self, *, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -90,7 +95,8 @@ class WaitingLine:
         if waiter.is_again:
             self._again.append(waiter)
             return None
-        displaced = self._displaced_by(waiter) if self._num_waiting >= self._max_waiting else None
+        is_full = self._num_waiting >= self._max_waiting and not waiter.group.has_begun
+        displaced = self._displaced_by(waiter) if is_full else None
         if displaced is waiter:
             return waiter
         if displaced is not None:
@@ -142,8 +148,9 @@ class WaitingLine:
 
     def _displaced_by(self, waiter: Waiter) -> Waiter:
         """Of a full line."""
+        head_group = None if self._head is None else self._head.group
         candidates = {
-            name: [waiting for waiting in tenant.waiting if waiting is not self._head]
+            name: [one for one in tenant.waiting if one.group is not head_group and not one.group.has_begun]
             for name, tenant in self._tenants.items()
         }
         candidates.setdefault(waiter.tenant, []).append(waiter)

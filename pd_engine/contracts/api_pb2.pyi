@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "placement", "cache_salt", "parse_special_tokens", "add_bos", "priority", "resumable", "resume_from", "user", "ttft_target_ms", "itl_target_ms")
+    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "placement", "cache_salt", "parse_special_tokens", "add_bos", "priority", "resumable", "resume_from", "resume_output_ids", "user", "ttft_target_ms", "itl_target_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
+    RESUME_OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     TTFT_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
     ITL_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
@@ -37,10 +38,17 @@ class GenerateRequest(_message.Message):
     priority: int
     resumable: bool
     resume_from: _containers.RepeatedScalarFieldContainer[int]
+    resume_output_ids: _containers.RepeatedCompositeFieldContainer[TokenIds]
     user: str
     ttft_target_ms: int
     itl_target_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: _Optional[bool] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., cache_salt: _Optional[str] = ..., parse_special_tokens: _Optional[bool] = ..., add_bos: _Optional[bool] = ..., priority: _Optional[int] = ..., resumable: _Optional[bool] = ..., resume_from: _Optional[_Iterable[int]] = ..., user: _Optional[str] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: _Optional[bool] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., cache_salt: _Optional[str] = ..., parse_special_tokens: _Optional[bool] = ..., add_bos: _Optional[bool] = ..., priority: _Optional[int] = ..., resumable: _Optional[bool] = ..., resume_from: _Optional[_Iterable[int]] = ..., resume_output_ids: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., user: _Optional[str] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenizedInput(_message.Message):
     __slots__ = ("original_text", "input_ids")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pd_router.choice_group import ChoiceGroup
 from pd_router.waiting_line import NUM_TURNS_A_ROUND, Waiter, WaitingLine
 
 MAX_WAITING = 6
@@ -31,10 +32,13 @@ class WaitingMachine(RuleBasedStateMachine):
 
     @rule(
         tenant=TENANTS, priority=st.integers(-2, 2), num_tokens=st.integers(1, 5_000),
-        is_again=st.integers(0, 5).map(lambda roll: roll == 0),
+        is_again=st.integers(0, 5).map(lambda roll: roll == 0), group=st.integers(0, 9),
     )
-    def join(self, tenant: str, priority: int, num_tokens: int, is_again: bool) -> None:
-        waiter = Waiter(tenant=tenant, priority=priority, num_tokens=num_tokens, is_again=is_again)
+    def join(self, tenant: str, priority: int, num_tokens: int, is_again: bool, group: int) -> None:
+        """`group`: of the last ones, that it is another choice of; of none if there are not so many."""
+        groups = list(dict.fromkeys(other.group for other in self.num_before))
+        own = groups[-group] if 0 < group <= len(groups) else ChoiceGroup()
+        waiter = Waiter(tenant=tenant, priority=priority, num_tokens=num_tokens, is_again=is_again, group=own)
         head = self.line.head
         self.num_before[waiter] = sum(not other.is_again for other in self.waiting)
         self.num_passed[waiter] = 0
@@ -44,6 +48,7 @@ class WaitingMachine(RuleBasedStateMachine):
         if displaced is not None:
             assert displaced is not head
             assert not displaced.is_again
+            assert not displaced.group.has_begun
             self.end(displaced, "refused")
 
     @precondition(lambda self: self.waiting)
@@ -54,6 +59,7 @@ class WaitingMachine(RuleBasedStateMachine):
         assert head in self.waiting
         self.line.serve(head)
         self.end(head, "served")
+        head.group.begin()
         if not head.is_again:
             for other in self.waiting:
                 self.num_passed[other] += 1
@@ -69,7 +75,7 @@ class WaitingMachine(RuleBasedStateMachine):
     @invariant()
     def the_line_is_who_waits(self) -> None:
         assert len(self.line) == len(self.waiting)
-        assert sum(not waiter.is_again for waiter in self.waiting) <= MAX_WAITING
+        assert sum(not (one.is_again or one.group.has_begun) for one in self.waiting) <= MAX_WAITING
         assert (self.line.head is None) == (not self.waiting)
         assert self.line.num_tokens == sum(waiter.num_tokens for waiter in self.waiting if not waiter.is_again)
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.errors import InvalidArgument, ResourceExhausted, Unauthenticated
+from pd_engine.hashing import block_hashes
 from pd_engine.service.client import typed_error
 from pd_router.callers import ANYONE, Caller, CallerLimits, Callers
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
@@ -119,6 +120,39 @@ async def test_request_ids_belong_to_their_callers(tmp_path: Path) -> None:
         assert (await running).finish_reason == "length"
 
 
+async def test_cached_blocks_belong_to_their_keys(tmp_path: Path) -> None:
+    """Whatever salt a client names, workers are told one that is its key's; `Explain` looks by that too."""
+    shared = Caller(name="carol", sha256=digest("carol"), cache="team")
+    path = tmp_path / "keys.json"
+    keys = [{"name": "alice", "sha256": digest(ALICE)}, {"name": "bob", "sha256": digest(BOB), "cache": "team"}]
+    path.write_text(json.dumps({"keys": keys}))
+    prompt = list(range(100, 148))
+    async with router_lab(settings(router={"api_keys": str(path)})) as lab:
+        salts = {}
+        for key in (ALICE, BOB):
+            for salt in ("", "key alice", "s"):
+                lab.forget()
+                await over_grpc(lab, key, prompt=prompt, cache_salt=salt)
+                told = {one.cache_salt for stub in lab.stubs for one in stub.requests if hasattr(one, "cache_salt")}
+                [salts[key, salt]] = told
+        assert len(set(salts.values())) == 6
+        assert salts[BOB, "s"] == shared.salt("s")  # keys with one cache share it
+        lab.prefill[0].tell_cache(stored=block_hashes(prompt, fingerprint="ab" * 16, salt=salts[ALICE, "s"]))
+        await eventually(lambda: lab.router.prefix_index.num_entries > 0)
+        for key, num_held in ((ALICE, 3), (BOB, 0)):
+            request = lab.request(prompt, cache_salt="s")
+            report = await lab.api.Explain(request, metadata=tuple(bearer(key).items()))
+            assert max(c.num_held_blocks for c in report.candidates if c.part == "prefill") == num_held
+
+
+async def test_a_key_may_be_no_more_urgent_than_it_may(tmp_path: Path) -> None:
+    async with router_lab(settings(router={"api_keys": key_file(tmp_path, min_priority=-1)})) as lab:
+        with pytest.raises(InvalidArgument, match="priority must be at least -1 with this API key, got -2"):
+            await over_grpc(lab, ALICE, priority=-2)
+        assert (await over_grpc(lab, ALICE, priority=-1)).output_ids
+        assert (await over_grpc(lab, BOB, priority=-2)).output_ids
+
+
 async def test_a_caller_has_so_many_requests_at_once(tmp_path: Path) -> None:
     async with router_lab(settings(router={"api_keys": key_file(tmp_path, max_running_requests=2)})) as lab:
         gate = lab.prefill[0].faults.prefill_gate = asyncio.Event()
@@ -156,6 +190,8 @@ def test_files_that_are_no_keys(tmp_path: Path) -> None:
         ({"keys": [{**good, "name": "a b"}]}, "keys.0.name"),
         ({"keys": [{**good, "token": ALICE}]}, "keys.0.token: Extra inputs"),
         ({"keys": [{**good, "tokens_per_minute": 0}]}, "keys.0.tokens_per_minute"),
+        ({"keys": [{**good, "min_priority": -1001}]}, "keys.0.min_priority"),
+        ({"keys": [{**good, "cache": "a/b"}]}, "keys.0.cache"),
         ({"keys": [good, {**good, "name": "b"}]}, "each key must have a sha256 of its own"),
         ({"keys": [good, {**good, "sha256": "1" * 64}]}, "each key must have a name of its own"),
     ):

@@ -179,9 +179,9 @@ async def test_each_choice_counts_as_a_running_request() -> None:
         with pytest.raises(InvalidArgument, match="the request has 5 choices; at most 4 run at once here"):
             await lab.complete(lab.request(n=5))
         gate = lab.prefill[0].faults.prefill_gate = asyncio.Event()
-        running = asyncio.create_task(lab.generate())
-        await eventually(lambda: lab.router.num_running == 1)
+        running = asyncio.create_task(lab.http.post("/v1/completions", json={**BODY, "prompt": PROMPT, "n": 4}))
+        await eventually(lambda: lab.router.num_running == 4)
         with pytest.raises(ResourceExhausted, match="4 requests are running, 0 wait; at most 4 are allowed at once"):
-            await lab.complete(lab.request(n=4))
+            await lab.generate()
         gate.set()
-        await running
+        assert len((await running).json()["choices"]) == 4

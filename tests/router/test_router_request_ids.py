@@ -172,12 +172,12 @@ async def test_a_request_that_is_known_is_let_in_when_the_system_is_full(monkeyp
 
 
 BAD_RESUMES: list[tuple[dict[str, Any], str]] = [
-    ({"resume_from": [21]}, r"resume_from must be in \[0, 20\], which is max_tokens, got 21"),
-    ({"resume_from": [1, 2]}, "resume_from must have a number for each of the 1 choices, got 2"),
+    ({"resume_from": [21]}, r"resume_from: tokens of a choice are in \[0, 20\], its max_tokens, got 21"),
+    ({"resume_from": [1, 2]}, "resume_from must have one for each of the 1 choices, got 2"),
     ({"resume_from": [0] * 200}, "at most 128 numbers in resume_from are allowed, got 200"),
-    ({"resume_from": [1], "request_id": ""}, "resumable and resume_from are for a request with a request_id"),
-    ({"resumable": True, "request_id": ""}, "resumable and resume_from are for a request with a request_id"),
-    ({"resume_from": [1], "stream": False}, "resume_from is only for stream: true"),
+    ({"resume_from": [1], "request_id": ""}, "resume_output_ids are for a request with a request_id"),
+    ({"resumable": True, "request_id": ""}, "resume_output_ids are for a request with a request_id"),
+    ({"resume_from": [1], "stream": False}, "resume_from and resume_output_ids are only for stream: true"),
     ({"resume_from": [9], "stop_token_ids": [ANSWER[3]]}, "resume_from is 9, but choice 0 has 4 tokens"),
 ]
 
@@ -208,7 +208,7 @@ async def test_a_resume_over_http_continues_text_ids_and_offsets() -> None:
         assert joined[1][2] == joined[0][2][7:]
         assert num_prefills(lab) == 1
         response = await lab.http.post("/v1/completions", json={**body, "stream": False, "resume_from": 7})
-        assert "resume_from is only for stream: true" in response.json()["error"]["message"]
+        assert "resume_from and resume_output_ids are only for stream: true" in response.json()["error"]["message"]
 
 
 async def http_choices(lab: RouterLab, body: dict[str, Any]) -> list[dict[str, Any]]:
