@@ -2,7 +2,7 @@
 
 A choice's blocks belong to the handoff's destination until the handoff is complete, and to the choice from then on.
 They are freed when it has ended *and* the compute thread has let go of them. `room` finds a sequence more of them as it
-grows.
+grows. The core takes calls of routers and news of handoffs; `steps` takes in what is computed, `ends` ends choices.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import logging
 from collections.abc import Callable
 
 from decode_worker.blocks import ChoiceBlocks
+from decode_worker.choice_book import ChoiceBook
 from decode_worker.choice_state import BEGUN, HANDED_OVER, LEASED, ChoiceRecord, ChoiceState, ReserveSpec
+from decode_worker.endings import ChoiceEnds
 from decode_worker.handoff_state import handed_over, handoff_message, is_worth_another_try
 from decode_worker.local_choices import LocalChoices
 from decode_worker.reservation import num_blocks_granted
 from decode_worker.room import RoomKeeper
-from decode_worker.runner import DecodeRunner, Progress, StepReport
+from decode_worker.runner import DecodeRunner
 from decode_worker.silence import RouterWatch
+from decode_worker.step_results import StepResults
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination, Lease, PullResult
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
-from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import (
     Cancelled,
@@ -29,13 +31,9 @@ from pd_engine.errors import (
     FailedPrecondition,
     Gone,
     PdRelayError,
-    ResourceExhausted,
     Unavailable,
 )
 from pd_engine.sequence import SampledToken
-from pd_engine.service.rates import Rate
-from pd_engine.service.tombstones import Tombstones
-from pd_engine.service.wire import failure_message
 
 log = logging.getLogger(__name__)
 
@@ -50,34 +48,38 @@ class DecodeCore:
     `destination` is given after construction, as its callbacks are this object's.
     """
 
-    destination: HandoffDestination
-
     def __init__(
-        self, *, pool: BlockPool, blocks: ChoiceBlocks, room: RoomKeeper, block_size: int, projected_tokens: int,
+        self, *, blocks: ChoiceBlocks, room: RoomKeeper, block_size: int, projected_tokens: int,
         silence_s: float, hub: TokensHub, runner: DecodeRunner, post: Callable[[Callable[[], None]], None],
         report: Callable[..., None], clock: Clock,
     ) -> None:
-        self._pool = pool
         self._blocks = blocks
         self.room = room
-        self._block_size = block_size
         self._projected_tokens = projected_tokens
         self._routers = RouterWatch(silence_s)
         self._hub = hub
         self._runner = runner
         self._post = post
-        self._report = report
         self._clock = clock
-        self.local = LocalChoices(
+        self._book = ChoiceBook()
+        self.steps = StepResults(self._book, blocks=blocks, room=room, hub=hub)
+        self.ends = self.steps.ends = ChoiceEnds(
+            self._book, blocks=blocks, room=room, hub=hub, runner=runner, post=post, report=report, clock=clock,
+            on_room=self.steps.supply,
+        )
+        self.local = self.steps.local = LocalChoices(
             blocks=blocks, block_size=block_size, room=room, hub=hub, runner=runner, post=post
         )
-        self._records: dict[str, ChoiceRecord] = {}  # the newest attempt of each journey that has not ended
-        self._by_name: dict[str, ChoiceRecord] = {}  # every choice that is handed over and not settled, oldest first
-        self._tombstones = Tombstones()
         self._books_checked = False
-        self.tokens_per_sequence_s = Rate()
-        self.num_running = 0  # in the batch of the last step
         self.draining = False
+
+    @property
+    def destination(self) -> HandoffDestination:
+        return self.ends.destination
+
+    @destination.setter
+    def destination(self, destination: HandoffDestination) -> None:
+        self.ends.destination = destination
 
     # What routers ask for
 
@@ -90,10 +92,8 @@ class DecodeCore:
         Unavailable: the worker is draining.
         """
         key = spec.key
-        known = self._records.get(key.journey_id)
-        if self._tombstones.is_gone(key.journey_id, key.attempt):
-            raise Gone()
-        if known is not None and known.spec.key.attempt > key.attempt:
+        known = self._book.newest(key.journey_id)
+        if self._book.is_gone(key):
             raise Gone()
         if known is not None and known.spec.key == key:
             known.check_repeated(spec)
@@ -102,27 +102,26 @@ class DecodeCore:
             raise Unavailable("this decode worker is draining")
         chain = self._blocks.chain(spec)
         room = self.room.room_for(
-            spec, known, chain, list(self._by_name.values()), projected_tokens=self._projected_tokens,
-            itl_ms=self.itl_ms,
+            spec, known, chain, list(self._book.begun.values()), projected_tokens=self._projected_tokens,
+            itl_ms=self.steps.itl_ms,
         )
         num_blocks = num_blocks_granted(spec.choice, room)
         if known is not None and known.state not in LEASED:
-            self._end(known)
+            self.ends.end(known)
         try:
             lease = self._lease(spec, num_blocks, chain)  # takes the lease of an earlier attempt over
         except PdRelayError:
             if known is not None:
-                self._end(known)  # the earlier lease has not survived that
+                self.ends.end(known)  # the earlier lease has not survived that
             raise
         if known is not None and known.state in LEASED:
-            known.move(ChoiceState.ENDED)
-            self._forget(known)
+            self.ends.taken_over(known)
         now_s = self._clock()
-        self._records[key.journey_id] = ChoiceRecord(
+        self._book.add(ChoiceRecord(
             spec=spec, num_blocks=num_blocks, lease_block_ids=lease.block_ids, chain=chain, heard_s=now_s,
             deadline_s=now_s + spec.deadline_ms / 1000 if spec.deadline_ms else None,
             num_generated=spec.choice.num_emitted_tokens,
-        )
+        ))
         self._hub.open(key, spec.router_id, spec.choice.num_emitted_tokens)
         self._books_checked = False
         return lease
@@ -131,8 +130,8 @@ class DecodeCore:
         """Raises:
         Gone: there is no such lease.
         """
-        record = self._records.get(key.journey_id)
-        if record is None or record.spec.key != key:
+        record = self._book.find(key)
+        if record is None:
             raise Gone()
         record.heard_s = self._clock()
         if record.state in BEGUN or record.state is ChoiceState.STALLED:
@@ -148,8 +147,8 @@ class DecodeCore:
             Gone: there is no such lease.
             FailedPrecondition: it is being pulled.
         """
-        record = self._records.get(key.journey_id)
-        if record is None or record.spec.key != key:
+        record = self._book.find(key)
+        if record is None:
             raise Gone()
         record.heard_s = self._clock()
         if record.state in (ChoiceState.PULLING, ChoiceState.STALLED):
@@ -157,22 +156,22 @@ class DecodeCore:
         if record.state in BEGUN:
             return  # the same call again, late
         lease = self.destination.keep(key, lease_id)
-        self._by_name[record.name] = record
+        self._book.begin(record)
         self.local.begin(record, lease, self._clock())
 
     def release(self, journey_id: str, up_to_attempt: int) -> None:
         """Ends everything of the journey up to that attempt; nothing more is told of it."""
-        self._tombstones.bury(journey_id, up_to_attempt, self._clock())
-        record = self._records.get(journey_id)
+        self._book.bury(journey_id, up_to_attempt, self._clock())
+        record = self._book.newest(journey_id)
         if record is not None and record.spec.key.attempt <= up_to_attempt:
-            self._end(record)
+            self.ends.end(record)
         self.destination.release(journey_id, up_to_attempt)
         self._hub.forget_up_to(journey_id, up_to_attempt)
 
     def renew(self, key: JourneyKey) -> str:
         """queued (not decoding yet), running (until its router has had time to read the end) or gone."""
-        record = self._records.get(key.journey_id)
-        if record is None or record.spec.key != key:
+        record = self._book.find(key)
+        if record is None:
             return "running" if self._hub.knows(key) else "gone"
         record.heard_s = self._clock()
         if record.state in BEGUN:
@@ -185,49 +184,43 @@ class DecodeCore:
 
     def tick(self, now_s: float) -> None:
         """Ends what is past its deadline or has lost its router, and checks the books when idle."""
-        self._tombstones.tick(now_s)
+        self._book.tick(now_s)
         self._hub.tick(now_s)
-        for record in list(self._records.values()):
+        for record in self._book.open():
             if record.deadline_s is not None and now_s >= record.deadline_s:
-                self._fail(record, DeadlineExceeded("the request's deadline has passed"))
+                self.ends.fail(record, DeadlineExceeded("the request's deadline has passed"))
             elif self._is_deserted(record, now_s):
                 log.warning("%s: nothing heard of router %s", record.name, record.spec.router_id)
-                self._fail(record, Cancelled("the router was not heard of"))
-        self._routers.keep({record.spec.router_id for record in self._records.values()})
-        self._supply()
+                self.ends.fail(record, Cancelled("the router was not heard of"))
+        self._routers.keep({record.spec.router_id for record in self._book.open()})
+        self.steps.supply()
         if self.is_idle and not self._books_checked:
             self._blocks.check_integrity()
             self._books_checked = True
 
     def fail_all(self, error: PdRelayError) -> None:
         """Nothing will be decoded any more."""
-        for record in list(self._records.values()):
-            self._fail(record, error)
+        for record in self._book.open():
+            self.ends.fail(record, error)
 
     # What the worker reports
 
     @property
-    def itl_ms(self) -> float:
-        """Between two tokens of one sequence, at the present batch; 0: not yet measured."""
-        rate = self.tokens_per_sequence_s.value
-        return 1000 / rate if rate else 0.0
-
-    @property
     def num_waiting(self) -> int:
         """Sequences that are not in the batch: not yet, or not now."""
-        return max(0, len(self._by_name) - self.num_running)
+        return max(0, len(self._book.begun) - self.steps.num_running)
 
     @property
     def is_idle(self) -> bool:
         """No lease, no sequence, no block in use."""
-        return not self._records and not self._by_name
+        return self._book.is_empty
 
     # What the handoff's destination reports
 
     def on_pulled(self, key: JourneyKey, result: PullResult) -> None:
         """A handoff is complete; its blocks are ours from here."""
-        record = self._records.get(key.journey_id)
-        assert record is not None and record.spec.key == key and record.state is ChoiceState.PULLING, (key, record)
+        record = self._book.find(key)
+        assert record is not None and record.state is ChoiceState.PULLING, (key, record)
         record.move(ChoiceState.DECODING)
         num_mtp_tokens = self._blocks.handed_over(record, result.block_ids) if result.block_ids else 0
         closing, first_token_id = result.closing, result.closing.first_token_id
@@ -240,149 +233,37 @@ class DecodeCore:
                     num_mtp_tokens=num_mtp_tokens,
                 )
             except PdRelayError as error:
-                self._fail(record, error)
+                self.ends.fail(record, error)
                 return
         self._blocks.grew(record, [first_token_id], num_mtp_tokens)
         self._hub.push(key, [SampledToken(token_id=first_token_id, logprobs=closing.logprobs)])
         if closing.finish_reason is not None:
-            self._finish(record, closing.finish_reason.value, closing.stop_reason)
+            self.ends.finish(record, closing.finish_reason.value, closing.stop_reason)
             return
         record.in_compute = True
-        self._by_name[record.name] = record
+        self._book.begin(record)
         place = self.room.arrive(record)
         self._post(lambda: self._runner.add(sequence, place))
-        self._supply()
+        self.steps.supply()
 
     def on_pull_failed(self, key: JourneyKey, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
         """A handoff has failed. Its lease waits for the router's next attempt, unless it has expired as well."""
-        record = self._records.get(key.journey_id)
-        if record is None or record.spec.key != key:
+        record = self._book.find(key)
+        if record is None:
             return
         assert record.state is ChoiceState.PULLING, record
-        self._tell_failure(record, error, missing_blocks, retryable=is_worth_another_try(error))
+        self.ends.tell_failure(record, error, missing_blocks, retryable=is_worth_another_try(error))
         if self.destination.renew(key):
             record.move(ChoiceState.STALLED)
         else:
-            self._end(record)
+            self.ends.end(record)
 
     def on_lease_expired(self, key: JourneyKey) -> None:
         """Nobody renewed it."""
-        record = self._records.get(key.journey_id)
-        if record is not None and record.spec.key == key:
-            self._tell_failure(record, DeadlineExceeded("the lease has expired"), (), retryable=True)
-            self._end(record)
-
-    # What the compute thread reports
-
-    def on_step(self, report: StepReport) -> None:
-        self.num_running = report.num_running
-        if report.progress:
-            mean_tokens = sum(len(item.tokens) for item in report.progress) / len(report.progress)
-            self.tokens_per_sequence_s.add(mean_tokens, report.seconds + report.prompts.seconds)
-        self.local.on_step(report.prompts, report.seconds, self._by_name)
-        for stored in report.moved_out:
-            self.room.on_moved_out(self._by_name.get(stored.sequence.name), stored)
-        for name in report.moved_back:
-            self.room.on_moved_back(self._by_name.get(name))
-        for item in report.progress:
-            self._advance(item)
-        for first in report.prompts.firsts:
-            record = self._by_name.get(first.sequence.name)
-            if record is not None and record.state is ChoiceState.PREFILLING:
-                self.local.first_token(record, first)
-                if first.finish_reason:
-                    self._finish(record, first.finish_reason, first.stop_reason)
-                    self._settle(record)
-        for name, error in [*report.failed.items(), *report.prompts.failed.items()]:
-            if (record := self._by_name.get(name)) is not None:
-                record.in_compute = False
-                self._fail(record, error)
-                self._settle(record)
-        self._supply()
-
-    def _supply(self) -> None:
-        """Finds sequences their next blocks; who is to be given up for others is placed again by its router."""
-        while given_up := self.room.supply(
-            sorted(self._by_name.values(), key=lambda record: record.place),
-            sorted(self._records.values(), key=lambda record: record.spec.priority),  # stable: the newest last
-        ):
-            for record in given_up:
-                log.warning("%s is given up for want of room", record.name)
-                self._fail(record, ResourceExhausted("this decode worker has no room left, not even in host memory"))
-
-    def _advance(self, item: Progress) -> None:
-        record = self._by_name.get(item.name)
-        if record is None:
-            return
-        if record.state in HANDED_OVER:
-            self._blocks.grew(record, [token.token_id for token in item.tokens], item.num_final_mtp)
-            self._hub.push(record.spec.key, item.tokens, accepted=item.accepted, drafted=item.drafted)
-        if item.finish_reason:
-            record.in_compute = False
-            if record.state in HANDED_OVER:
-                self._finish(record, item.finish_reason, item.stop_reason)
-            self._settle(record)
-
-    # Ends
-
-    def _finish(self, record: ChoiceRecord, finish_reason: str, stop_reason: str) -> None:
-        self._hub.finish(record.spec.key, finish_reason, stop_reason, self._clock())
-        record.told_end = True
-        self._end(record)
-
-    def _fail(self, record: ChoiceRecord, error: PdRelayError) -> None:
-        self._tell_failure(record, error, (), retryable=error.retryable)
-        self._end(record)
-
-    def _tell_failure(
-        self, record: ChoiceRecord, error: PdRelayError, missing_blocks: tuple[int, ...], *, retryable: bool
-    ) -> None:
-        if not record.told_end:
-            record.told_end = True
-            self._hub.fail(record.spec.key, failure_message(error, missing_blocks, retryable), self._clock())
-
-    def _end(self, record: ChoiceRecord) -> None:
-        """Ends a choice at once; its blocks follow when the compute thread has let go of them."""
-        if record.state is ChoiceState.ENDED:
-            return
-        was_leased = record.state in LEASED
-        record.move(ChoiceState.ENDED)
-        self._forget(record)
-        key = record.spec.key
-        if was_leased:
-            self.destination.release(key.journey_id, key.attempt)
-        if record.in_compute:
-            self._post(lambda: self._drop(record.name))
-        self._settle(record)
-
-    def _forget(self, record: ChoiceRecord) -> None:
-        key = record.spec.key
-        if self._records.get(key.journey_id) is record:
-            del self._records[key.journey_id]
-        self._tombstones.bury(key.journey_id, key.attempt, self._clock())
-        if not record.told_end:
-            self._hub.forget_up_to(key.journey_id, key.attempt)
-
-    def _drop(self, name: str) -> None:
-        """In the compute thread."""
-        self._runner.drop(name)
-        self._report(self._dropped, name)
-
-    def _dropped(self, name: str) -> None:
-        if (record := self._by_name.get(name)) is not None:
-            record.in_compute = False
-            self._settle(record)
-            self._supply()
-
-    def _settle(self, record: ChoiceRecord) -> None:
-        if record.state is not ChoiceState.ENDED or record.in_compute:
-            return
-        self._by_name.pop(record.name, None)
-        self.room.on_ended(record)
-        if record.block_ids:
-            self._blocks.release(record)
-        if not self._by_name:
-            self.num_running = 0
+        record = self._book.find(key)
+        if record is not None:
+            self.ends.tell_failure(record, DeadlineExceeded("the lease has expired"), (), retryable=True)
+            self.ends.end(record)
 
     # Small questions
 

@@ -91,7 +91,7 @@ class DecodeWorker:
         cache = prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache)
         blocks = ChoiceBlocks(engine.pool, cache, with_mtp=engine.has_mtp)
         core = self._core = DecodeCore(
-            pool=engine.pool, blocks=blocks, room=self._room_keeper(engine, blocks, runner),
+            blocks=blocks, room=self._room_keeper(engine, blocks, runner),
             block_size=engine.layout.block_size, projected_tokens=self._settings.decode.projected_tokens,
             silence_s=self._settings.transfer.lease_ms / 1000, hub=self._hub, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=self._around.clock,
@@ -171,14 +171,14 @@ class DecodeWorker:
         return pb.LoadsReply(
             epoch=self._endpoint.epoch,
             state="draining" if core.draining else "ready",
-            num_running=core.num_running,
+            num_running=core.steps.num_running,
             num_waiting=core.num_waiting,
             num_blocks_free=engine.pool.num_free,
             num_blocks_total=engine.pool.num_blocks,
             num_leases=destination.num_leases,
             num_pins=source.num_pins,
             rss_bytes=rss_bytes(),
-            itl_ms=core.itl_ms,
+            itl_ms=core.steps.itl_ms,
             queued_prefill_tokens=core.local.num_queued_tokens,
             prefill_tokens_per_s=core.local.tokens_per_s.value,
             num_streams=self._hub.num_open,
@@ -226,7 +226,7 @@ class DecodeWorker:
 
     def _on_step(self, report: StepReport) -> None:
         assert self._core is not None
-        self._core.on_step(report)
+        self._core.steps.on_step(report)
 
     def _tick(self) -> None:
         assert self._core is not None and self._source is not None

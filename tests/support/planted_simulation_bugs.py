@@ -10,6 +10,7 @@ import pytest
 
 import kv_transfer.pull
 from decode_worker.core import DecodeCore
+from decode_worker.endings import ChoiceEnds
 from kv_transfer.destination_state import LeaseRecord
 from kv_transfer.quarantine import Quarantine
 from pd_engine.cache.blocks import BlockPool
@@ -28,11 +29,11 @@ def attempt_check_skipped(patch: pytest.MonkeyPatch) -> None:
 
     def reserve(self: DecodeCore, spec: Any) -> Any:
         journey_id = spec.key.journey_id
-        for tombstones in (self._tombstones, self.destination._book._tombstones):
+        for tombstones in (self._book._tombstones, self.destination._book._tombstones):
             tombstones._entries.pop(journey_id, None)
-        known = self._records.get(journey_id)
+        known = self._book.newest(journey_id)
         if known is not None and known.spec.key.attempt > spec.key.attempt:
-            self._end(known)
+            self.ends.end(known)
             self.destination._book._tombstones._entries.pop(journey_id, None)
         return right(self, spec)
 
@@ -97,13 +98,13 @@ def tombstone_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def freed_while_computing(patch: pytest.MonkeyPatch) -> None:
     """A decode worker frees the blocks of an ended choice while a step may still write to them."""
-    right = DecodeCore._settle
+    right = ChoiceEnds.settle
 
-    def settle(self: DecodeCore, record: Any) -> None:
+    def settle(self: ChoiceEnds, record: Any) -> None:
         record.in_compute = False
         right(self, record)
 
-    patch.setattr(DecodeCore, "_settle", settle)
+    patch.setattr(ChoiceEnds, "settle", settle)
 
 
 def takeover_of_unverified_blocks(patch: pytest.MonkeyPatch) -> None:

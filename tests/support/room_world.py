@@ -109,7 +109,7 @@ class World:
         )
         self.round = 0
         self.core = DecodeCore(
-            pool=self.pool, blocks=blocks, room=self.room, block_size=BLOCK_SIZE, projected_tokens=projected_tokens,
+            blocks=blocks, room=self.room, block_size=BLOCK_SIZE, projected_tokens=projected_tokens,
             silence_s=1e9, hub=self.hub, runner=runner, post=self.commands.append,
             report=lambda callback, *args: self.reports.append(lambda: callback(*args)), clock=lambda: self.round,
         )
@@ -125,7 +125,7 @@ class World:
             assert self.round < max_rounds, f"these never end: {[r for r in requests if not r.has_ended]}"
             self._reserve(waiting)
             self._hand_over(requests)
-            num_running = len(self.core._by_name)
+            num_running = len(self.core._book.begun)
             num_tokens = self._compute()
             standstill = 0 if num_tokens or not num_running else standstill + 1
             self.longest_standstill = max(self.longest_standstill, standstill)
@@ -133,7 +133,7 @@ class World:
             self._cancel(requests)
             self.core.tick(self.round)
             self._check()
-        while self.commands or self.core._by_name:
+        while self.commands or self.core._book.begun:
             self._compute()
 
     def assert_nothing_is_left(self) -> None:
@@ -186,7 +186,7 @@ class World:
         report = self.runner.step()
         lag = self.random.random() < 0.3
         due = [] if lag else [*self.reports]
-        self.reports = [*(self.reports if lag else []), lambda: self.core.on_step(report)]
+        self.reports = [*(self.reports if lag else []), lambda: self.core.steps.on_step(report)]
         for callback in due:
             callback()
         return sum(len(item.tokens) for item in report.progress) + report.prompts.num_tokens
@@ -219,7 +219,7 @@ class World:
 
     def _check(self) -> None:
         (self.cache or self.pool).check_integrity()
-        for record in self.core._by_name.values():
+        for record in self.core._book.begun.values():
             self.most_moves[record.name] = record.num_moves
             allowed = 1 + (record.num_generated - record.spec.choice.num_emitted_tokens) // 16
             assert record.num_moves <= allowed, f"{record.name} was moved {record.num_moves} times"
