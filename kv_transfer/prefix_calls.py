@@ -1,4 +1,4 @@
-"""What the fetcher of a prefix says to its holder, apart from the pull itself."""
+"""What the fetcher of a prefix says to its holder, apart from the pull itself, and what it is told of the holder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kv_transfer.peers import Peers
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import Gone, InvalidArgument
 from pd_engine.service.client import typed_error
+from pd_engine.service.requests import parse_address, parse_hex_id
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,18 @@ class WantedPrefix:
     token_ids: Sequence[int]
     cache_salt: str
     num_held_blocks: int
+
+
+def parse_prefix_holder(holder: pb.PrefixHolder, *, max_blocks: int) -> PrefixSource:
+    """Raises:
+    InvalidArgument: a field is outside its range.
+    """
+    if not 1 <= holder.num_blocks <= max_blocks:
+        raise InvalidArgument(f"prefix_holder.num_blocks must be in [1, {max_blocks}], got {holder.num_blocks}")
+    return PrefixSource(
+        address=parse_address("prefix_holder.address", holder.address),
+        epoch=parse_hex_id("prefix_holder.epoch", holder.epoch), num_blocks=holder.num_blocks,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kv_transfer.prefix_fetch import PrefixWish
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.prefix import PrefixCache
 from pd_engine.errors import ResourceExhausted
@@ -58,6 +59,16 @@ class PromptBlocks:
         job.num_cached_blocks = len(cached)
         if self._cache is not None and job.chain is not None:
             self._cache.begin(job.chain, job.block_ids)
+
+    def wish(self, job: Job) -> PrefixWish | None:
+        """What a job that has its blocks may fetch; None: nothing, or nothing more."""
+        spec = job.spec
+        if spec.prefix_holder is None or job.chain is None or spec.bypass_prefix_cache or job.tried_to_fetch:
+            return None
+        return PrefixWish(
+            holder=spec.prefix_holder, block_hashes=job.chain.hashes, token_ids=spec.choice.token_ids,
+            cache_salt=spec.cache_salt, num_held_blocks=job.num_cached_blocks,
+        )
 
     def give_up_fresh(self, job: Job) -> None:
         """Of its blocks it keeps the cached ones only."""

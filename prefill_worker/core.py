@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from kv_transfer.journey import Clock, JourneyKey
+from kv_transfer.prefix_fetch import PrefixFetcher
 from kv_transfer.source import HandoffSource
 from kv_transfer.source_state import SourceEnd
 from pd_engine.cache.blocks import BlockPool
@@ -28,7 +29,6 @@ from pd_engine.service.rates import Rate
 from pd_engine.service.tombstones import LONGEST_MESSAGE_LIFE_S, Tombstones
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.job import FirstTokenAnswer, Job, JobState, PrefillSpec
-from prefill_worker.prefix_fetch import PrefixFetcher
 from prefill_worker.publisher import HandoffPublisher
 from prefill_worker.runner import FirstToken, PrefillRunner, StepReport
 from prefill_worker.scheduler import Waiting, admit, queue_wait_ms
@@ -48,7 +48,7 @@ class PrefillCore:
     `fetcher` is given after construction, as it reports to `fetched`.
     """
 
-    fetcher: PrefixFetcher
+    fetcher: PrefixFetcher[Job]
 
     def __init__(
         self, *, pool: BlockPool, blocks: PromptBlocks, hidden_dtype: str | None, max_queued_tokens: int,
@@ -205,7 +205,9 @@ class PrefillCore:
 
     def _begin(self, job: Job) -> None:
         self._blocks.take(job)
-        if self.fetcher.start(job):
+        wish = self._blocks.wish(job)
+        if wish is not None and self.fetcher.start(job, wish):
+            job.tried_to_fetch = True
             job.move(JobState.FETCHING)
         else:
             self._run(job)

@@ -8,18 +8,18 @@ from typing import Any
 
 from grpc.aio import ServicerContext
 
-from kv_transfer.journey import JourneyKey, PrefixSource
+from kv_transfer.journey import JourneyKey
+from kv_transfer.prefix_calls import parse_prefix_holder
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
-from pd_engine.errors import FailedPrecondition, InvalidArgument
+from pd_engine.errors import FailedPrecondition
 from pd_engine.priority import check_priority
 from pd_engine.service.cache_events import stream_cache_events
 from pd_engine.service.loads import stream_loads
 from pd_engine.service.requests import (
     Limits,
     check_count,
-    parse_address,
     parse_choice,
     parse_hex_id,
     parse_id,
@@ -56,21 +56,10 @@ def parse_prefill(request: pb.PrefillRequest, limits: Limits) -> PrefillSpec:
         bypass_prefix_cache=request.bypass_prefix_cache,
         cache_salt=parse_salt(request.cache_salt),
         priority=check_priority(request.priority),
-        prefix_holder=_parse_prefix_holder(request, num_prompt_blocks=choice.num_prompt_tokens // limits.block_size),
-    )
-
-
-def _parse_prefix_holder(request: pb.PrefillRequest, *, num_prompt_blocks: int) -> PrefixSource | None:
-    if not request.HasField("prefix_holder"):
-        return None
-    holder = request.prefix_holder
-    if not 1 <= holder.num_blocks <= num_prompt_blocks:
-        raise InvalidArgument(
-            f"prefix_holder.num_blocks must be in [1, {num_prompt_blocks}], got {holder.num_blocks}"
-        )
-    return PrefixSource(
-        address=parse_address("prefix_holder.address", holder.address),
-        epoch=parse_hex_id("prefix_holder.epoch", holder.epoch), num_blocks=holder.num_blocks,
+        prefix_holder=(
+            parse_prefix_holder(request.prefix_holder, max_blocks=choice.num_prompt_tokens // limits.block_size)
+            if request.HasField("prefix_holder") else None
+        ),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from kv_transfer.destination import HandoffDestination
 from kv_transfer.holds import PrefixHolder
+from kv_transfer.prefix_fetch import PrefixFetcher
 from kv_transfer.source import HandoffSource
 from kv_transfer.surroundings import ProcessSurroundings, Surroundings
 from pd_engine.cache.events import CacheLog
@@ -31,7 +32,7 @@ from pd_engine.settings import Settings
 from pd_kernels.block_checksum.ranges import range_checksums
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.core import PrefillCore
-from prefill_worker.prefix_fetch import PrefixFetcher
+from prefill_worker.job import Job
 from prefill_worker.runner import PrefillRunner, StepReport
 from prefill_worker.service import PrefillService, PrefillWorkerService
 
@@ -69,7 +70,7 @@ class PrefillWorker:
         self._engine: Engine | None = None
         self._source: HandoffSource | None = None
         self._holder: PrefixHolder | None = None
-        self._fetcher: PrefixFetcher | None = None
+        self._fetcher: PrefixFetcher[Job] | None = None
         self._destination: HandoffDestination | None = None
         self._core: PrefillCore | None = None
         self._transports: list[str] = []
@@ -187,7 +188,7 @@ class PrefillWorker:
             self._around.steps, self._around.clock,
         )
 
-    def _make_destination(self, engine: Engine, fetcher: PrefixFetcher) -> HandoffDestination:
+    def _make_destination(self, engine: Engine, fetcher: PrefixFetcher[Job]) -> HandoffDestination:
         return HandoffDestination(
             arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
             epoch=self._endpoint.epoch, settings=self._settings.transfer,

@@ -11,6 +11,7 @@ import pytest
 from kv_transfer.destination import HandoffDestination
 from kv_transfer.journey import PrefixSource
 from kv_transfer.manifest import Closing
+from kv_transfer.prefix_fetch import PrefixFetcher
 from kv_transfer.transports import pull_transports
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
@@ -24,7 +25,6 @@ from pd_engine.settings import TransferSettings
 from pd_kernels.block_checksum.ranges import range_checksums
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.job import Job, PrefillSpec
-from prefill_worker.prefix_fetch import PrefixFetcher
 from support.handoffs import FINGERPRINT, LAYOUT, SECRET, SourceSide, new_key, slots_of
 from support.leaks import assert_no_leaks, assert_pool_is_free, until
 
@@ -44,7 +44,7 @@ class Fetching:
         self.blocks = PromptBlocks(self.pool, self.cache, block_size=LAYOUT.block_size, with_mtp=True)
         self.ended: list[Job] = []
         self.sent: list[bytes] = []  # what the holder has
-        self.fetcher = PrefixFetcher(
+        self.fetcher: PrefixFetcher[Job] = PrefixFetcher(
             self.blocks, epoch=random_id(), fetch_ms=fetch_ms, block_size=LAYOUT.block_size,
             on_end=self.ended.append, new_id=random_id,
         )
@@ -69,6 +69,12 @@ class Fetching:
         job = self.blocks.new_job(spec, Turn(priority=0, arrived_s=0.0, deadline_s=None))
         self.blocks.take(job)
         return job
+
+    def begin(self, job: Job) -> bool:
+        """Its fetch, if there is one: as the worker's core does it."""
+        wish = self.blocks.wish(job)
+        job.tried_to_fetch = wish is not None and self.fetcher.start(job, wish)
+        return job.tried_to_fetch
 
     def stall(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is held is never announced: the pull has begun, and nothing comes."""
@@ -107,7 +113,7 @@ async def begun(fetching: Fetching) -> Job:
     await fetching.fetcher.destination.start()
     fetching.sent = slots_of(fetching.holder.arena, fetching.holder.keep(TOKENS), 64)
     job = fetching.job()
-    assert fetching.fetcher.start(job)
+    assert fetching.begin(job)
     return job
 
 
@@ -118,9 +124,9 @@ async def test_the_job_has_its_blocks_back_filled(start: Callable[..., Fetching]
     assert (len(job.block_ids), job.num_cached_blocks, fetching.blocks.num_cached_tokens(job)) == (5, 4, 64)
     assert slots_of(fetching.arena, job.block_ids, 64) == fetching.sent
     assert all(fetching.pool.owners(block) == (job.name,) for block in job.block_ids)
-    assert not fetching.fetcher.start(job), "one job fetches once"
+    assert not fetching.begin(job), "one job fetches once"
     other = fetching.job()
-    assert (other.num_cached_blocks, fetching.fetcher.start(other)) == (4, False)
+    assert (other.num_cached_blocks, fetching.begin(other)) == (4, False)
     for each in (job, other):
         fetching.blocks.release(each)
     await until(lambda: fetching.holder.source.num_pins == 0)
@@ -188,12 +194,12 @@ async def test_who_is_not_asked(start: Callable[..., Fetching]) -> None:
     fetching.holder.keep(TOKENS)
     fetching.holder.epoch = secrets.token_hex(16)
     job = fetching.job()
-    assert fetching.fetcher.start(job)
+    assert fetching.begin(job)
     await until(lambda: fetching.ended == [job])
     assert (len(job.block_ids), job.num_cached_blocks) == (5, 0)
     fetching.blocks.release(job)
     off = start(0)
     await off.holder.start()
     job = off.job()
-    assert not off.fetcher.start(job)
+    assert not off.begin(job)
     off.blocks.release(job)
