@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode_worker.choice_state import ChoiceRecord, ReserveSpec
+from kv_transfer.journey import PrefixSource
+from kv_transfer.prefix_fetch import PrefixWish
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.chain import Chain
 from pd_engine.cache.prefix import PrefixCache
+from pd_engine.errors import ResourceExhausted
 
 
 class ChoiceBlocks:
@@ -61,22 +64,72 @@ class ChoiceBlocks:
         self._cache.store(record.chain, record.block_ids, num_final=num_tokens, num_final_mtp=num_mtp)
         return self._cache.block_size * num_blocks_with_mtp if lacks_mtp else num_mtp
 
-    def kept(self, record: ChoiceRecord, block_ids: Sequence[int], num_held: int) -> int:
-        """The prompt will be computed here: the blocks are the record's, `num_held` leading ones with their contents.
+    # One whose prompt is computed here
 
-        Returns:
-            How many leading ones of these have final MTP slots.
-        """
+    def kept(self, record: ChoiceRecord, block_ids: Sequence[int], num_held: int) -> None:
+        """The prompt will be computed here: the blocks are the record's, `num_held` leading ones with their contents,
+        which are found from now on."""
         record.block_ids = list(block_ids)
         self._pool.transfer(record.block_ids, record.spec.key.owner, record.name)
-        num_with_mtp = num_held if self._with_mtp else 0
+        record.num_cached_blocks = self._note_held(record, num_held)
+
+    def wish(self, record: ChoiceRecord, holder: PrefixSource | None) -> PrefixWish | None:
+        """What one that has its blocks may fetch; None: nothing."""
+        spec = record.spec
+        if holder is None or record.chain is None or spec.bypass_prefix_cache:
+            return None
+        return PrefixWish(
+            holder=holder, block_hashes=record.chain.hashes, token_ids=spec.choice.token_ids,
+            cache_salt=spec.cache_salt, num_held_blocks=record.num_held_blocks,
+        )
+
+    def give_up_fresh(self, record: ChoiceRecord) -> None:
+        """Of its blocks it keeps those with contents only."""
+        self._pool.release(record.block_ids[record.num_held_blocks :], record.name)
+        del record.block_ids[record.num_held_blocks :]
+
+    def fetched(self, record: ChoiceRecord, owner: str, block_ids: Sequence[int], num_blocks: int) -> None:
+        """These are its blocks, which `owner` hands over, the first `num_blocks` of them with their contents: whoever
+        comes now finds those."""
+        record.block_ids = list(block_ids)
+        self._pool.transfer(record.block_ids, owner, record.name)
+        record.num_cached_blocks += num_blocks - record.num_held_blocks
+        self._note_held(record, num_blocks)
+
+    def take_again(self, record: ChoiceRecord) -> None:
+        """Gives one whose fetch has failed its blocks again: those that the cache still has, and fresh ones.
+
+        Raises:
+            ResourceExhausted: there are too few; it holds none then.
+        """
+        found = self.cached(record.spec, record.chain)
+        self._pool.hold(found, record.name)
+        try:
+            fresh = self._pool.allocate(record.num_blocks - len(found), record.name)
+        except ResourceExhausted:
+            self._pool.release(found, record.name)
+            raise
+        record.block_ids = [*found, *fresh]
+        num_more = len(found) - record.num_held_blocks
+        record.num_cached_blocks = min(len(found), record.num_cached_blocks) + max(0, num_more)
+        self._note_held(record, len(found))
+
+    def _note_held(self, record: ChoiceRecord, num_held: int) -> int:
+        """So many leading blocks of the record have their contents. Returns how many of them the cache knew."""
+        record.num_held_blocks, record.num_held_mtp_blocks = num_held, num_held if self._with_mtp else 0
         if self._cache is None or record.chain is None:
-            return num_with_mtp
+            return 0
+        record.chain.num_stored = record.chain.num_stored_mtp = 0
         num_cached_with_mtp = self._cache.begin(record.chain, record.block_ids)
-        record.num_cached_blocks = min(record.chain.num_stored, num_held)
-        # Held blocks that were not cached came by a handoff that broke: with all their slots.
-        lacks_mtp = num_cached_with_mtp < record.num_cached_blocks
-        return min(num_with_mtp, num_cached_with_mtp) if lacks_mtp else num_with_mtp
+        num_cached = record.chain.num_stored
+        # Those that it did not know came from another worker: with all their slots.
+        if num_cached_with_mtp < num_cached:
+            record.num_held_mtp_blocks = min(record.num_held_mtp_blocks, num_cached_with_mtp)
+        num_final = num_held * self._cache.block_size
+        self._cache.store(
+            record.chain, record.block_ids, num_final=num_final, num_final_mtp=num_final if self._with_mtp else 0
+        )
+        return num_cached
 
     def computed(self, record: ChoiceRecord, num_computed: int, num_final_mtp: int) -> None:
         """So many leading tokens of its prompt are done: whoever comes now finds their full blocks."""

@@ -18,6 +18,7 @@ class ChoiceState(Enum):
     RESERVED = "reserved"  # has a lease
     PULLING = "pulling"    # the handoff is under way
     STALLED = "stalled"    # the handoff has failed and the router was told; the lease waits for the next attempt
+    FETCHING = "fetching"  # its prompt's beginning comes from another worker, and the fetch has its blocks
     PREFILLING = "prefilling"  # its blocks are its own; the compute thread computes its prompt
     DECODING = "decoding"  # its blocks are its own; the compute thread works on it
     LEAVING = "leaving"    # its latents are being copied to host memory, after the step under way
@@ -27,9 +28,12 @@ class ChoiceState(Enum):
 
 
 TRANSITIONS: dict[ChoiceState, frozenset[ChoiceState]] = {
-    ChoiceState.RESERVED: frozenset({ChoiceState.PULLING, ChoiceState.PREFILLING, ChoiceState.ENDED}),
+    ChoiceState.RESERVED: frozenset(
+        {ChoiceState.PULLING, ChoiceState.FETCHING, ChoiceState.PREFILLING, ChoiceState.ENDED}
+    ),
     ChoiceState.PULLING: frozenset({ChoiceState.STALLED, ChoiceState.DECODING, ChoiceState.ENDED}),
     ChoiceState.STALLED: frozenset({ChoiceState.ENDED}),
+    ChoiceState.FETCHING: frozenset({ChoiceState.PREFILLING, ChoiceState.ENDED}),
     ChoiceState.PREFILLING: frozenset({ChoiceState.DECODING, ChoiceState.ENDED}),
     ChoiceState.DECODING: frozenset({ChoiceState.LEAVING, ChoiceState.ENDED}),
     ChoiceState.LEAVING: frozenset({ChoiceState.AWAY, ChoiceState.ENDED}),
@@ -41,7 +45,8 @@ TRANSITIONS: dict[ChoiceState, frozenset[ChoiceState]] = {
 LEASED = frozenset({ChoiceState.RESERVED, ChoiceState.PULLING, ChoiceState.STALLED})
 PREEMPTED = frozenset({ChoiceState.LEAVING, ChoiceState.AWAY, ChoiceState.RETURNING})
 HANDED_OVER = PREEMPTED | {ChoiceState.DECODING}  # or computed here
-BEGUN = HANDED_OVER | {ChoiceState.PREFILLING}
+PROMPTS = frozenset({ChoiceState.FETCHING, ChoiceState.PREFILLING})
+BEGUN = HANDED_OVER | PROMPTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +84,10 @@ class ChoiceRecord:
         num_generated: tokens so far, the emitted ones included.
         num_final_mtp: leading positions whose MTP slots are final.
         place: among all of the worker, once its blocks are its own.
-        num_cached_blocks: of a prompt that is computed here, leading blocks that were in the cache.
+        begun_s: when it began to be computed here.
+        num_held_blocks: of a prompt that is computed here, leading blocks that had their contents before.
+        num_held_mtp_blocks: of these, leading ones that had MTP's too.
+        num_cached_blocks: of these, how many were in the cache, here or at the worker that they were fetched from.
         num_computed: of such a prompt, tokens so far.
         num_moves: how often it was moved to host memory.
         num_generated_before: when it last came back; None while it never was away.
@@ -100,6 +108,9 @@ class ChoiceRecord:
     num_generated: int = 0
     num_final_mtp: int = 0
     place: Place = field(default_factory=Place)
+    begun_s: float = 0.0
+    num_held_blocks: int = 0
+    num_held_mtp_blocks: int = 0
     num_cached_blocks: int = 0
     num_computed: int = 0
     num_moves: int = 0

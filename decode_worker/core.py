@@ -23,7 +23,8 @@ from decode_worker.silence import RouterWatch
 from decode_worker.step_results import StepResults
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination, Lease, PullResult
-from kv_transfer.journey import Clock, JourneyKey, SourceInfo
+from kv_transfer.journey import Clock, JourneyKey, PrefixSource, SourceInfo
+from kv_transfer.prefix_fetch import PrefixFetcher
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import (
     Cancelled,
@@ -45,8 +46,10 @@ class DecodeCore:
     projected_tokens: generated ones that a lease covers at most; 0: all.
     silence_s: how long a choice goes on without a word of its router.
 
-    `destination` is given after construction, as its callbacks are this object's.
+    `connect` completes it.
     """
+
+    destination: HandoffDestination
 
     def __init__(
         self, *, blocks: ChoiceBlocks, room: RoomKeeper, block_size: int, projected_tokens: int,
@@ -68,18 +71,15 @@ class DecodeCore:
             on_room=self.steps.supply,
         )
         self.local = self.steps.local = LocalChoices(
-            blocks=blocks, block_size=block_size, room=room, hub=hub, runner=runner, post=post
+            blocks=blocks, block_size=block_size, room=room, hub=hub, runner=runner, post=post, fail=self.ends.fail
         )
         self._books_checked = False
         self.draining = False
 
-    @property
-    def destination(self) -> HandoffDestination:
-        return self.ends.destination
-
-    @destination.setter
-    def destination(self, destination: HandoffDestination) -> None:
-        self.ends.destination = destination
+    def connect(self, destination: HandoffDestination, fetcher: PrefixFetcher[ChoiceRecord]) -> None:
+        """Before anything is asked; after construction, as both report here."""
+        self.destination = self.ends.destination = destination
+        self.local.fetcher = self.ends.fetcher = fetcher
 
     # What routers ask for
 
@@ -140,8 +140,11 @@ class DecodeCore:
         if record.state is ChoiceState.RESERVED:
             record.move(ChoiceState.PULLING)
 
-    def compute_prompt(self, key: JourneyKey, lease_id: str) -> None:
+    def compute_prompt(self, key: JourneyKey, lease_id: str, holder: PrefixSource | None = None) -> None:
         """In place of a pull: the prompt is computed here, and all tokens are told from the first one on.
+
+        Args:
+            holder: who may have more of its beginning cached than is here.
 
         Raises:
             Gone: there is no such lease.
@@ -157,7 +160,7 @@ class DecodeCore:
             return  # the same call again, late
         lease = self.destination.keep(key, lease_id)
         self._book.begin(record)
-        self.local.begin(record, lease, self._clock())
+        self.local.begin(record, lease, holder, self._clock())
 
     def release(self, journey_id: str, up_to_attempt: int) -> None:
         """Ends everything of the journey up to that attempt; nothing more is told of it."""

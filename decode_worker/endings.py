@@ -13,6 +13,7 @@ from decode_worker.runner import DecodeRunner
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import HandoffDestination
 from kv_transfer.journey import Clock
+from kv_transfer.prefix_fetch import PrefixFetcher
 from pd_engine.errors import PdRelayError
 from pd_engine.service.wire import failure_message
 
@@ -25,10 +26,11 @@ class ChoiceEnds:
         report: runs a callback in the event loop, from the compute thread.
         on_room: blocks have come free without a step.
 
-    `destination` is given after construction.
+    `destination` and `fetcher` are given after construction.
     """
 
     destination: HandoffDestination
+    fetcher: PrefixFetcher[ChoiceRecord]
 
     def __init__(
         self, book: ChoiceBook, *, blocks: ChoiceBlocks, room: RoomKeeper, hub: TokensHub, runner: DecodeRunner,
@@ -66,6 +68,8 @@ class ChoiceEnds:
         if record.state is ChoiceState.ENDED:
             return
         was_leased = record.state in LEASED
+        if record.state is ChoiceState.FETCHING:
+            self.fetcher.stop(record)
         record.move(ChoiceState.ENDED)
         self.forget(record)
         key = record.spec.key

@@ -1,17 +1,23 @@
-"""Choices whose prompts this worker computes itself, as its event loop sees them: from the lease to the first token."""
+"""Choices whose prompts this worker computes itself, as its event loop sees them: from the lease to the first token.
+
+The beginning of a prompt that another worker has cached may be fetched first; whatever comes of that, the rest is
+computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from decode_worker.blocks import ChoiceBlocks
-from decode_worker.choice_state import ChoiceRecord, ChoiceState
+from decode_worker.choice_state import PROMPTS, ChoiceRecord, ChoiceState
 from decode_worker.local_prefill import LocalFirst, PromptReport
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import Lease
+from kv_transfer.journey import PrefixSource
+from kv_transfer.prefix_fetch import PrefixFetcher
 from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.errors import PdRelayError, ResourceExhausted
 from pd_engine.priority import Turn
 from pd_engine.sequence import Sequence
 from pd_engine.service.rates import Rate
@@ -23,14 +29,19 @@ class LocalChoices:
 
     Args:
         post: runs a command in the compute thread between two steps.
+        fail: ends a choice.
+
+    `fetcher` is given after construction, as it reports to `fetched`.
 
     Attributes:
         tokens_per_s: of prompts, while there are any: the decode steps beside them take their time too.
     """
 
+    fetcher: PrefixFetcher[ChoiceRecord]
+
     def __init__(
         self, *, blocks: ChoiceBlocks, block_size: int, room: RoomKeeper, hub: TokensHub, runner: DecodeRunner,
-        post: Callable[[Callable[[], None]], None],
+        post: Callable[[Callable[[], None]], None], fail: Callable[[ChoiceRecord, PdRelayError], None],
     ) -> None:
         self._blocks = blocks
         self._block_size = block_size
@@ -38,19 +49,39 @@ class LocalChoices:
         self._hub = hub
         self._runner = runner
         self._post = post
-        self._prefilling: list[ChoiceRecord] = []  # and some that were
+        self._fail = fail
+        self._prompts: list[ChoiceRecord] = []  # and some that were
         self.tokens_per_s = Rate()
 
-    def begin(self, record: ChoiceRecord, lease: Lease, now_s: float) -> None:
-        """Its lease is kept: the compute thread has its prompt from here."""
+    def begin(self, record: ChoiceRecord, lease: Lease, holder: PrefixSource | None, now_s: float) -> None:
+        """Its lease is kept: the compute thread has its prompt from here, or when what `holder` has is fetched."""
+        record.begun_s = now_s
+        self._blocks.kept(record, lease.block_ids, lease.num_held_blocks)
+        self._prompts.append(record)
+        self._room.arrive(record)
+        wish = self._blocks.wish(record, holder)
+        if wish is not None and self.fetcher.start(record, wish):
+            record.move(ChoiceState.FETCHING)
+        else:
+            self._compute(record)
+
+    def fetched(self, record: ChoiceRecord) -> None:
+        """Its fetch has ended. If it failed, its blocks may not all be there again yet: then its router is to place it
+        anew, as where there is no room."""
+        try:
+            if not record.block_ids:
+                self._blocks.take_again(record)
+        except ResourceExhausted as error:
+            self._fail(record, error)
+        else:
+            self._compute(record)
+
+    def _compute(self, record: ChoiceRecord) -> None:
         record.move(ChoiceState.PREFILLING)
-        num_with_mtp = self._blocks.kept(record, lease.block_ids, lease.num_held_blocks)
-        sequence = self._sequence(record, lease.num_held_blocks, num_with_mtp)
+        sequence = self._sequence(record)
         record.num_computed = sequence.num_computed
         record.in_compute = True
-        self._prefilling.append(record)
-        self._room.arrive(record)
-        turn = Turn(priority=record.spec.priority, arrived_s=now_s, deadline_s=record.deadline_s)
+        turn = Turn(priority=record.spec.priority, arrived_s=record.begun_s, deadline_s=record.deadline_s)
         with_checksums = record.spec.report_block_checksums
         self._post(lambda: self._runner.add_prompt(sequence, turn, with_checksums=with_checksums))
 
@@ -80,10 +111,10 @@ class LocalChoices:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that are still to be computed here."""
-        self._prefilling = [each for each in self._prefilling if each.state is ChoiceState.PREFILLING]
-        return sum(len(each.spec.choice.token_ids) - each.num_computed for each in self._prefilling)
+        self._prompts = [each for each in self._prompts if each.state in PROMPTS]
+        return sum(len(each.spec.choice.token_ids) - each.num_computed for each in self._prompts)
 
-    def _sequence(self, record: ChoiceRecord, num_held: int, num_with_mtp: int) -> Sequence:
+    def _sequence(self, record: ChoiceRecord) -> Sequence:
         choice = record.spec.choice
         sequence = Sequence(
             name=record.name,
@@ -95,6 +126,7 @@ class LocalChoices:
             block_ids=list(record.block_ids),
         )
         take_cached(
-            sequence, num_cached=num_held * self._block_size, num_cached_mtp=num_with_mtp * self._block_size
+            sequence, num_cached=record.num_held_blocks * self._block_size,
+            num_cached_mtp=record.num_held_mtp_blocks * self._block_size,
         )
         return sequence

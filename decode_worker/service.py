@@ -11,6 +11,7 @@ from decode_worker.choice_state import ReserveSpec
 from decode_worker.core import DecodeCore
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.journey import JourneyKey, SourceInfo
+from kv_transfer.prefix_calls import parse_prefix_holder
 from kv_transfer.source import HandoffSource
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
@@ -89,7 +90,11 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer):
 
     async def ComputePrompt(self, request: pb.ComputePromptRequest, context: Context) -> pb.ComputePromptReply:
         key = JourneyKey.parse(request.journey.journey_id, request.journey.attempt)
-        self._core.compute_prompt(key, parse_hex_id("lease_id", request.lease_id))
+        holder = None
+        if request.HasField("prefix_holder"):
+            max_blocks = self._limits.max_context_length // self._limits.block_size
+            holder = parse_prefix_holder(request.prefix_holder, max_blocks=max_blocks)
+        self._core.compute_prompt(key, parse_hex_id("lease_id", request.lease_id), holder)
         return pb.ComputePromptReply(epoch=self._epoch)
 
 

@@ -9,21 +9,24 @@ import logging
 import torch
 
 from decode_worker.blocks import ChoiceBlocks
+from decode_worker.choice_state import ChoiceRecord
 from decode_worker.core import DecodeCore
 from decode_worker.itl_budget import ItlBudget
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
 from decode_worker.tokens_hub import TokensHub
-from kv_transfer.destination import HandoffDestination
+from kv_transfer.destination import HandoffDestination, PullResult
 from kv_transfer.holds import PrefixHolder
+from kv_transfer.journey import JourneyKey
+from kv_transfer.prefix_fetch import PrefixFetcher
 from kv_transfer.source import HandoffSource
 from kv_transfer.surroundings import ProcessSurroundings, Surroundings
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import MIB, Engine
-from pd_engine.errors import Unavailable
+from pd_engine.errors import PdRelayError, Unavailable
 from pd_engine.service.compute import Compute
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.identity import (
@@ -75,6 +78,7 @@ class DecodeWorker:
         self._destination: HandoffDestination | None = None
         self._source: HandoffSource | None = None
         self._holder: PrefixHolder | None = None
+        self._fetcher: PrefixFetcher[ChoiceRecord] | None = None
         self._core: DecodeCore | None = None
         self._transports: list[str] = []
         self._load_seconds = 0.0
@@ -96,15 +100,13 @@ class DecodeWorker:
             silence_s=self._settings.transfer.lease_ms / 1000, hub=self._hub, runner=runner,
             post=self._compute.post, report=self._compute.report, clock=self._around.clock,
         )
-        transports = self._around.pull_transports(engine.arena)
-        self._transports = [transport.name for transport in transports]
-        core.destination = self._destination = HandoffDestination(
-            arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
-            epoch=self._endpoint.epoch, settings=self._settings.transfer,
-            transports=transports, checksums=range_checksums, clock=self._around.clock,
-            open_channel=self._around.open_channel, on_complete=core.on_pulled,
-            on_failed=core.on_pull_failed, on_expired=core.on_lease_expired, new_id=self._around.new_id,
+        fetcher: PrefixFetcher[ChoiceRecord] = PrefixFetcher(
+            blocks, epoch=self._endpoint.epoch, fetch_ms=self._settings.transfer.prefix_fetch_ms,
+            block_size=engine.layout.block_size, on_end=core.local.fetched, new_id=self._around.new_id,
         )
+        self._fetcher = fetcher
+        fetcher.destination = self._destination = self._make_destination(engine, core, fetcher)
+        core.connect(self._destination, fetcher)
         await self._destination.start()
         source = self._source = HandoffSource(
             arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
@@ -143,6 +145,8 @@ class DecodeWorker:
             self._holder.draining = True
         if self._source is not None:
             await self._source.stop()
+        if self._fetcher is not None:
+            await self._fetcher.close()
         if self._destination is not None:
             await self._destination.stop()
         await self._endpoint.stop()
@@ -211,6 +215,24 @@ class DecodeWorker:
             pool=engine.pool, blocks=blocks, layout=engine.layout,
             num_host_blocks=settings.host_cache_mib * MIB // engine.layout.block_bytes, max_batch=settings.max_batch,
             runner=runner, post=self._compute.post,
+        )
+
+    def _make_destination(
+        self, engine: Engine, core: DecodeCore, fetcher: PrefixFetcher[ChoiceRecord]
+    ) -> HandoffDestination:
+        def on_complete(key: JourneyKey, result: PullResult) -> None:
+            (fetcher if fetcher.owns(key) else core).on_pulled(key, result)
+
+        def on_failed(key: JourneyKey, error: PdRelayError, missing_blocks: tuple[int, ...]) -> None:
+            (fetcher if fetcher.owns(key) else core).on_pull_failed(key, error, missing_blocks)
+
+        transports = self._around.pull_transports(engine.arena)
+        self._transports = [transport.name for transport in transports]
+        return HandoffDestination(
+            arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
+            epoch=self._endpoint.epoch, settings=self._settings.transfer, transports=transports,
+            checksums=range_checksums, clock=self._around.clock, open_channel=self._around.open_channel,
+            on_complete=on_complete, on_failed=on_failed, on_expired=core.on_lease_expired, new_id=self._around.new_id,
         )
 
     def _add_services(self, core: DecodeCore, source: HandoffSource, holder: PrefixHolder) -> None:

@@ -43,7 +43,7 @@ class Attempt:
         decode: None if prefill samples the only token that is left.
         speculate: draft tokens a step.
         block_hashes: of the prompt's full blocks, in order; none if cached blocks are not to be used.
-        prefix_holder: whose cached blocks the prefill worker may take; None: nobody's.
+        prefix_holder: whose cached blocks the worker that computes the prompt may take; None: nobody's.
         num_uncached_tokens: that are counted as waiting where the prompt is computed until they are.
         num_decode_blocks: that are counted as taken at the decode worker until it reports.
         emit: called with every chunk, in order.
@@ -167,8 +167,11 @@ class Attempt:
         return lease
 
     async def _compute_prompt(self, decode: WorkerLink, lease: pb.ReserveReply) -> None:
+        request = pb.ComputePromptRequest(
+            journey=self._ref, lease_id=lease.lease_id, prefix_holder=self._prefix_holder
+        )
         try:
-            await decode.calls.compute_prompt(pb.ComputePromptRequest(journey=self._ref, lease_id=lease.lease_id))
+            await decode.calls.compute_prompt(request)
         except PdRelayError as error:
             self._fail(error, decode, retryable=error.retryable)
 

@@ -10,7 +10,7 @@ At a decode worker    move     the cache of the prompt beyond the blocks that it
                       hold     what the blocks it takes cost those who come after: the share of the free ones that it
                                takes, for as long as it stays
 With local prefill    slow     what the sequences that a decode worker has wait while it computes a prompt for this one;
-                               queue and compute as at a prefill worker, and nothing to move
+                               queue, fetch and compute as at a prefill worker, and nothing to move
 
 More cached blocks never make any of them dearer.
 """
@@ -54,19 +54,35 @@ def fetch_ms(worker: WorkerView, request: PlacementRequest, num_held: int, num_b
     return FETCH_FIXED_MS + (num_blocks - num_held) * request.block_size * worker.move_ms_per_token
 
 
-def num_blocks_had(worker: WorkerView, request: PlacementRequest, num_held: int, offer: PrefixOffer | None) -> int:
-    """Leading blocks that a prefill worker has when it begins to compute: those that it holds, or all of the offer if
-    fetching the others is quicker than computing them."""
+def num_blocks_had(
+    worker: WorkerView, request: PlacementRequest, num_held: int, offer: PrefixOffer | None, ms_per_token: float
+) -> int:
+    """Leading blocks that a worker has when it begins to compute: those that it holds, or all of the offer if fetching
+    the others costs less than computing them, at `ms_per_token`."""
     if offer is None or offer.num_blocks <= num_held:
         return num_held
     num_saved = num_uncached_tokens(request, num_held) - num_uncached_tokens(request, offer.num_blocks)
-    is_quicker = fetch_ms(worker, request, num_held, offer.num_blocks) < num_saved * worker.prefill_ms_per_token
-    return offer.num_blocks if is_quicker else num_held
+    is_cheaper = fetch_ms(worker, request, num_held, offer.num_blocks) < num_saved * ms_per_token
+    return offer.num_blocks if is_cheaper else num_held
+
+
+def num_blocks_at_prefill(
+    worker: WorkerView, request: PlacementRequest, num_held: int, offer: PrefixOffer | None
+) -> int:
+    """`num_blocks_had` at a prefill worker."""
+    return num_blocks_had(worker, request, num_held, offer, worker.prefill_ms_per_token)
+
+
+def num_blocks_at_local(worker: WorkerView, request: PlacementRequest, num_held: int, offer: PrefixOffer | None) -> int:
+    """`num_blocks_had` at a decode worker that computes the prompt itself: what its sequences wait counts too."""
+    assert worker.local_prefill_ms_per_token is not None, worker.worker_id
+    ms_per_token = worker.local_prefill_ms_per_token * (1 + worker.num_sequences)
+    return num_blocks_had(worker, request, num_held, offer, ms_per_token)
 
 
 def first_token_ms(worker: WorkerView, request: PlacementRequest, num_held: int, offer: PrefixOffer | None) -> float:
     """Queue, fetch and compute, at a prefill worker."""
-    num_had = num_blocks_had(worker, request, num_held, offer)
+    num_had = num_blocks_at_prefill(worker, request, num_held, offer)
     num_tokens = worker.num_queued_tokens + num_uncached_tokens(request, num_had)
     return num_tokens * worker.prefill_ms_per_token + fetch_ms(worker, request, num_held, num_had)
 
@@ -108,11 +124,10 @@ def prefill_terms(
 ) -> dict[str, float]:
     """What `prefill_ms` is made of; no fetch if nothing is fetched. `pool_queue_ms`: the mean of those that could take
     it."""
-    num_had = num_blocks_had(worker, request, num_held, offer)
-    fetch = {"fetch": fetch_ms(worker, request, num_held, num_had)} if num_had > num_held else {}
+    num_had = num_blocks_at_prefill(worker, request, num_held, offer)
     return {
         "queue": worker.num_queued_tokens * worker.prefill_ms_per_token,
-        **fetch,
+        **_fetch_term(worker, request, num_held, num_had),
         "compute": num_uncached_tokens(request, num_had) * worker.prefill_ms_per_token,
         "delay": num_uncached_tokens(request, num_held) / request.num_tokens * pool_queue_ms,
     }
@@ -128,13 +143,18 @@ def decode_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -
     }
 
 
-def local_terms(worker: WorkerView, request: PlacementRequest, num_held: int) -> dict[str, float]:
-    """Of a decode worker that offers to compute the prompt itself: it has nothing to move."""
+def local_terms(
+    worker: WorkerView, request: PlacementRequest, num_held: int, *, offer: PrefixOffer | None
+) -> dict[str, float]:
+    """Of a decode worker that offers to compute the prompt itself: it has nothing to move; no fetch if nothing is
+    fetched."""
     assert worker.local_prefill_ms_per_token is not None, worker.worker_id
-    compute_ms = num_uncached_tokens(request, num_held) * worker.local_prefill_ms_per_token
+    num_had = num_blocks_at_local(worker, request, num_held, offer)
+    compute_ms = num_uncached_tokens(request, num_had) * worker.local_prefill_ms_per_token
     stay_ms = num_expected_tokens(request) * worker.next_itl_ms
     return {
         "queue": worker.num_queued_tokens * worker.local_prefill_ms_per_token,
+        **_fetch_term(worker, request, num_held, num_had),
         "compute": compute_ms,
         "slow": compute_ms * worker.num_sequences,
         "stay": stay_ms,
@@ -156,3 +176,7 @@ def break_even_tokens(prefill: WorkerView, decode: WorkerView) -> float | None:
     lost_per_token_ms = cost_per_token_ms - prefill.prefill_ms_per_token - decode.move_ms_per_token
     gained_ms = prefill.num_queued_tokens * prefill.prefill_ms_per_token - decode.num_queued_tokens * local_ms_per_token
     return max(0.0, gained_ms / lost_per_token_ms) if lost_per_token_ms > 0 else math.inf
+
+
+def _fetch_term(worker: WorkerView, request: PlacementRequest, num_held: int, num_had: int) -> dict[str, float]:
+    return {"fetch": fetch_ms(worker, request, num_held, num_had)} if num_had > num_held else {}

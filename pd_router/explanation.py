@@ -128,7 +128,8 @@ def _parts(request: PlacementRequest, snapshot: Snapshot) -> list[_Part]:
             _Part(
                 name="local", pool=offering_local(snapshot), usable=_ids(usable_local(request, snapshot)),
                 pinned=pinned or request.pinned_decode, num_blocks=request.num_local_blocks,
-                num_blocks_at_most=request.num_decode_blocks_at_most, terms=costs.local_terms,
+                num_blocks_at_most=request.num_decode_blocks_at_most,
+                terms=partial(costs.local_terms, offer=best_offer(request, snapshot)),
             )
         )
     return parts

@@ -4,7 +4,8 @@ The cheapest of each pool that has room, in milliseconds (`pd_router.costs`); of
 then the first by name. The two are chosen apart: what moves between them is charged to the decode worker.
 
 Local prefill, where the decode worker computes the prompt itself, is taken
-- for a short rest of a prompt whose beginning it has cached, where that costs less than the pair (`num_local_tokens`);
+- for a short rest of a prompt whose beginning it has cached, or fetches from who has it, where that costs less than the
+  pair (`num_local_tokens`);
 - for every prompt while no prefill worker is ready (`may_degrade`);
 - where the request names a decode worker to compute its prompt.
 """
@@ -71,7 +72,7 @@ class Placement:
     ttft_ms: until the first token is there, as estimated.
     cost_ms: what `pd_router.costs` counts, without the delay of others at the prefill worker.
     request, snapshot: what it was decided from; `pd_router.explanation` shows how.
-    prefix: leading blocks for the prefill worker to fetch, those that it holds included; None: it fetches nothing.
+    prefix: leading blocks for who computes the prompt to fetch, those that it holds included; None: it fetches nothing.
     """
 
     kind: PrefillKind
@@ -116,7 +117,7 @@ def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
         cost_ms=ttft_ms + decode_ms,
         request=request,
         snapshot=snapshot,
-        prefix=offer if costs.num_blocks_had(chosen, request, num_held, offer) > num_held else None,
+        prefix=offer if costs.num_blocks_at_prefill(chosen, request, num_held, offer) > num_held else None,
     )
 
 
@@ -149,12 +150,12 @@ def usable_local(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerVi
     elif request.pinned_prefill or not request.num_decode_blocks:
         return []
     else:
-        held = snapshot.held
+        held, offer = snapshot.held.get, best_offer(request, snapshot)
         offering = [
             worker
             for worker in offering
-            if worker.worker_id in held
-            and costs.num_uncached_tokens(request, held[worker.worker_id]) <= request.num_local_tokens
+            for num_had in (costs.num_blocks_at_local(worker, request, held(worker.worker_id, 0), offer),)
+            if num_had and costs.num_uncached_tokens(request, num_had) <= request.num_local_tokens
         ]
     return _usable_decode(request, offering, request.num_local_blocks)
 
@@ -238,17 +239,19 @@ def _local_placement(request: PlacementRequest, snapshot: Snapshot) -> Placement
     usable = usable_local(request, snapshot)
     if not usable:
         return None
-    terms = [costs.local_terms(worker, request, snapshot.held.get(worker.worker_id, 0)) for worker in usable]
+    held, offer = snapshot.held.get, best_offer(request, snapshot)
+    terms = [costs.local_terms(worker, request, held(worker.worker_id, 0), offer=offer) for worker in usable]
     chosen, cost_ms = _cheapest(usable, [sum(each.values()) for each in terms])
     chosen_terms = terms[usable.index(chosen)]
     return Placement(
         kind=PrefillKind.LOCAL,
         prefill_worker=chosen.worker_id,
         decode_worker=chosen.worker_id,
-        ttft_ms=chosen_terms["queue"] + chosen_terms["compute"],
+        ttft_ms=chosen_terms["queue"] + chosen_terms.get("fetch", 0.0) + chosen_terms["compute"],
         cost_ms=cost_ms,
         request=request,
         snapshot=snapshot,
+        prefix=offer if "fetch" in chosen_terms else None,
     )
 
 

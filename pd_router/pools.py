@@ -61,7 +61,7 @@ class Snapshot:
     """Both pools, and how many leading blocks of the prompt workers hold; those that hold none are not in `held`.
 
     `prefill_is_measured`, `itl_is_measured`: whether any worker of the pool has measured its speed. `can_fetch`:
-    prefill workers take cached blocks from others.
+    workers that compute prompts take cached blocks from others.
     """
 
     prefill: tuple[WorkerView, ...]

@@ -1,4 +1,4 @@
-"""Whose cached blocks a prefill worker may fetch. Pure."""
+"""Whose cached blocks the worker that computes a prompt may fetch. Pure."""
 
 from __future__ import annotations
 

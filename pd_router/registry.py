@@ -70,7 +70,7 @@ class Registry:
         may_degrade: bool,
         new_id: NewId = random_id,
     ) -> None:
-        """`can_fetch`: prefill workers take cached blocks from other workers."""
+        """`can_fetch`: workers that compute prompts take cached blocks from other workers."""
         self.router_id = new_id()
         self.index = PrefixIndex(max_entries=max_index_entries)
         self._open_channel = open_channel

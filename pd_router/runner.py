@@ -171,7 +171,7 @@ class JourneyRunner:
         return attempt, [link for link in (prefill, decode) if link is not None]
 
     def _prefix_holder(self, placement: Placement) -> pb.PrefixHolder | None:
-        """Whom the prefill worker is to ask; None where that worker has gone since."""
+        """Whom the worker that computes the prompt is to ask; None where that one has gone since."""
         link = None if placement.prefix is None else self._registry.link(placement.prefix.worker_id)
         if placement.prefix is None or link is None:
             return None

@@ -368,12 +368,14 @@ class PullReply(_message.Message):
     def __init__(self, epoch: _Optional[str] = ...) -> None: ...
 
 class ComputePromptRequest(_message.Message):
-    __slots__ = ("journey", "lease_id")
+    __slots__ = ("journey", "lease_id", "prefix_holder")
     JOURNEY_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HOLDER_FIELD_NUMBER: _ClassVar[int]
     journey: JourneyRef
     lease_id: str
-    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., lease_id: _Optional[str] = ...) -> None: ...
+    prefix_holder: PrefixHolder
+    def __init__(self, journey: _Optional[_Union[JourneyRef, _Mapping]] = ..., lease_id: _Optional[str] = ..., prefix_holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
 
 class ComputePromptReply(_message.Message):
     __slots__ = ("epoch",)

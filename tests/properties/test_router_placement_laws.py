@@ -101,7 +101,10 @@ def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is
         assert decision.prefill_worker == decision.decode_worker
         assert decision.decode_worker in local
         if has_prefill and not request.pinned_prefill:
-            num_held = snapshot.held[decision.prefill_worker]
+            num_held = snapshot.held.get(decision.prefill_worker, 0)
+            if decision.prefix is not None:
+                num_held = decision.prefix.num_blocks
+            assert num_held > 0
             assert costs.num_uncached_tokens(request, num_held) <= request.num_local_tokens
     else:
         assert decision.prefill_worker in prefill
@@ -142,12 +145,15 @@ def test_the_explanation_has_the_chosen_ones_as_its_cheapest_and_the_costs_that_
 def test_more_cached_prefix_never_makes_a_worker_dearer(
     request: PlacementRequest, snapshot: Snapshot, worker_id: str
 ) -> None:
-    before = {(c.part, c.worker_id): c.cost_ms for c in candidates(place(request, snapshot))}
+    judged = candidates(place(request, snapshot))
+    before = {(c.part, c.worker_id): c.cost_ms for c in judged if c.exclusion is None}
     num_held = min(NUM_PROMPT_BLOCKS, snapshot.held.get(worker_id, 0) + 1)
     more = replace(snapshot, held={**snapshot.held, worker_id: num_held})
     decision = place(request, more)
     for candidate in candidates(decision):
-        cost_before = before[candidate.part, candidate.worker_id]
+        cost_before = before.get((candidate.part, candidate.worker_id))
+        if cost_before is None:  # it was out, as having too little cached
+            continue
         if candidate.worker_id == worker_id or snapshot.can_fetch:
             assert candidate.cost_ms <= cost_before + 1e-9 * abs(cost_before)
         else:
@@ -173,16 +179,19 @@ def test_what_is_fetched_is_there_and_saves_time(request: PlacementRequest, snap
     """From a worker that answers, has it and has not failed the request; never slower than without."""
     decision = place(request, snapshot)
     without = place(request, replace(snapshot, can_fetch=False))
-    if not isinstance(decision, Placement) or decision.kind is PrefillKind.LOCAL or decision.prefix is None:
+    if not isinstance(decision, Placement) or decision.prefix is None:
         return
     offer, own = decision.prefix, snapshot.held.get(decision.prefill_worker, 0)
     assert snapshot.can_fetch and offer.worker_id != decision.prefill_worker
     assert own < offer.num_blocks == snapshot.held[offer.worker_id]
     assert next(w.ready for w in (*snapshot.prefill, *snapshot.decode) if w.worker_id == offer.worker_id)
     assert offer.worker_id not in request.avoided
-    [worker] = [w for w in snapshot.prefill if w.worker_id == decision.prefill_worker]
-    assert decision.ttft_ms < costs.first_token_ms(worker, request, own, None)
     assert isinstance(without, Placement)
+    [worker] = [w for w in (*snapshot.prefill, *snapshot.decode) if w.worker_id == decision.prefill_worker]
+    if decision.kind is PrefillKind.REMOTE:
+        assert decision.ttft_ms < costs.first_token_ms(worker, request, own, None)
+    else:
+        assert decision.cost_ms < sum(costs.local_terms(worker, request, own, offer=None).values())
 
 
 @settings(deadline=None, max_examples=50)

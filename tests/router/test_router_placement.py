@@ -192,6 +192,47 @@ def test_without_a_handoff_no_decode_worker_is_asked_for() -> None:
     assert placed(place(replace(REQUEST, num_decode_blocks=0), snapshot([worker("p")], []))) == ("p", None)
 
 
+def fetching_locally(*decode: WorkerView, held: dict[str, int], prefill: WorkerView | None = None) -> Placement:
+    """Of 1,000 tokens up to 200 may be computed at a decode worker."""
+    views = [replace(each, num_blocks_total=100, local_prefill_ms_per_token=1.0) for each in decode]
+    pools = replace(snapshot([prefill] if prefill is not None else [], views, held), can_fetch=True)
+    decision = place(replace(FETCH, num_local_tokens=200), pools)
+    assert isinstance(decision, Placement), decision
+    return decision
+
+
+def test_a_decode_worker_fetches_what_another_one_has() -> None:
+    """The turn before was answered at `full`, which has no room now: 800 tokens take 28 ms to get, 800 to compute."""
+    full, free = worker("full", has_room=False), worker("free", num_blocks_free=100)
+    busy = worker("p", num_blocks_free=100, num_queued_tokens=5_000)
+    for prefill in (busy, None):
+        decision = fetching_locally(full, free, held={"full": 50}, prefill=prefill)
+        assert (decision.kind, decision.decode_worker) == (PrefillKind.LOCAL, "free")
+        assert decision.prefix == PrefixOffer(worker_id="full", num_blocks=50)
+        assert decision.ttft_ms == pytest.approx(20 + 8 + 200)
+    [shown] = [each for each in candidates(decision) if each.part == "local" and each.worker_id == "free"]
+    assert (shown.terms["fetch"], shown.terms["compute"]) == (pytest.approx(28.0), 200.0)
+    assert "50 blocks from full" in explain(decision)
+    assert fetching_locally(full, free, held={"full": 49}, prefill=busy).kind is PrefillKind.REMOTE, "216 are too many"
+
+
+def test_a_decode_worker_that_has_as_much_fetches_nothing() -> None:
+    holders = [worker("d0", num_blocks_free=100), worker("d1", num_blocks_free=100, num_queued_tokens=100)]
+    decision = fetching_locally(*holders, held={"d0": 50, "d1": 50})
+    assert (decision.decode_worker, decision.prefix) == ("d0", None)
+    decision = fetching_locally(*holders, held={"d0": 49, "d1": 50})
+    assert (decision.decode_worker, decision.prefix) == ("d0", None), "a block is quicker computed than fetched"
+
+
+def test_what_others_wait_for_is_a_reason_to_fetch() -> None:
+    """Two blocks: 32 ms to compute, and three sequences wait for as long; 180 ms to fetch at this speed."""
+    slow = worker("d0", num_blocks_free=100, move_ms_per_token=5.0)
+    assert fetching_locally(slow, worker("e", ready=True, has_room=False), held={"e": 2}).prefix is None
+    assert fetching_locally(
+        replace(slow, num_sequences=5), worker("e", ready=True, has_room=False), held={"e": 2}
+    ).prefix == PrefixOffer(worker_id="e", num_blocks=2)
+
+
 def test_a_worker_that_failed_is_the_last_resort() -> None:
     pools = snapshot([worker("p0"), worker("p1", num_queued_tokens=10**6)], [worker("d")])
     avoiding = replace(REQUEST, avoided=frozenset({"p0", "d"}))

@@ -113,7 +113,7 @@ class World:
             silence_s=1e9, hub=self.hub, runner=runner, post=self.commands.append,
             report=lambda callback, *args: self.reports.append(lambda: callback(*args)), clock=lambda: self.round,
         )
-        self.core.destination = cast(Any, self.destination)
+        self.core.connect(cast(Any, self.destination), cast(Any, None))
         self.stream = self.hub.subscribe("router")
         self.most_moves: dict[str, int] = {}  # of each sequence
         self.longest_standstill = 0
