@@ -61,6 +61,22 @@ def test_every_request_ends_with_its_own_tokens_whatever_the_room(
     check(world, requests(seed, count, num_blocks, with_cancels=with_cancels))
 
 
+def test_prompts_whose_beginnings_are_fetched_or_not_after_all() -> None:
+    """Of worlds with little room: some fetches fill their prompts, some break and leave blocks in quarantine."""
+    num_fetched = num_broken = 0
+    for seed in range(6):
+        world = World(
+            seed, num_blocks=16, max_host_blocks=40, max_batch=16, projected_tokens=8, with_cache=True
+        )
+        asked = requests(seed, 8, 16, with_cancels=seed % 2 == 1)
+        for request in asked:
+            request.is_local = True
+        check(world, asked)
+        num_fetched += world.fetcher.num_fetched
+        num_broken += world.fetcher.num_broken
+    assert num_fetched and num_broken
+
+
 def test_a_projection_serves_the_same_requests_in_fewer_rounds() -> None:
     """Where every token is granted at first nobody ever leaves, and fewer run at once."""
     rounds = {0: 0, 4: 0}

@@ -171,8 +171,10 @@ class Player:
         request = pb.PullRequest(journey=reserve.journey, lease_id=lease.lease_id, source=source)
         await self.decode.Pull(request, timeout=CALL_TIMEOUT_S)
 
-    async def compute_prompt(self, reserve: pb.ReserveRequest, lease: pb.ReserveReply) -> None:
-        request = pb.ComputePromptRequest(journey=reserve.journey, lease_id=lease.lease_id)
+    async def compute_prompt(
+        self, reserve: pb.ReserveRequest, lease: pb.ReserveReply, holder: pb.PrefixHolder | None = None
+    ) -> None:
+        request = pb.ComputePromptRequest(journey=reserve.journey, lease_id=lease.lease_id, prefix_holder=holder)
         await self.decode.ComputePrompt(request, timeout=CALL_TIMEOUT_S)
 
     async def release(self, journey_id: str, attempt: int = 1) -> None:
@@ -211,7 +213,7 @@ class Player:
         lease = await self.reserve(reserve)
         copy = self.copy(journey_id)
         if local:
-            await self.compute_prompt(reserve, lease)
+            await self.compute_prompt(reserve, lease, holder)
         replies = self.prefill_replies(self.prefill_request(reserve, lease, holder=holder))
         async for reply in replies if not local else _nothing():
             if reply.HasField("source"):

@@ -14,14 +14,17 @@ from decode_worker.core import DecodeCore
 from decode_worker.room import RoomKeeper
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import Lease, PullResult
-from kv_transfer.journey import JourneyKey
+from kv_transfer.journey import JourneyKey, PrefixSource
 from kv_transfer.manifest import Closing, HiddenState
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.prefix import PrefixCache
 from pd_engine.errors import ResourceExhausted
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.requests import Choice
+from support.room_fetcher import Fetcher
 from support.room_runner import BLOCK_SIZE, LAYOUT, NO_LOGPROBS, Runner, Slots, next_token, slot_value
+
+HOLDER = PrefixSource(address="127.0.0.1:1", epoch="e" * 32, num_blocks=1_000)
 
 
 class Destination:
@@ -113,7 +116,8 @@ class World:
             silence_s=1e9, hub=self.hub, runner=runner, post=self.commands.append,
             report=lambda callback, *args: self.reports.append(lambda: callback(*args)), clock=lambda: self.round,
         )
-        self.core.connect(cast(Any, self.destination), cast(Any, None))
+        self.fetcher = Fetcher(self, blocks)
+        self.core.connect(cast(Any, self.destination), cast(Any, self.fetcher))
         self.stream = self.hub.subscribe("router")
         self.most_moves: dict[str, int] = {}  # of each sequence
         self.longest_standstill = 0
@@ -125,6 +129,7 @@ class World:
             assert self.round < max_rounds, f"these never end: {[r for r in requests if not r.has_ended]}"
             self._reserve(waiting)
             self._hand_over(requests)
+            self.fetcher.advance()
             num_running = len(self.core._book.begun)
             num_tokens = self._compute()
             standstill = 0 if num_tokens or not num_running else standstill + 1
@@ -133,7 +138,9 @@ class World:
             self._cancel(requests)
             self.core.tick(self.round)
             self._check()
-        while self.commands or self.core._book.begun:
+        while self.commands or self.core._book.begun or not self.fetcher.is_idle:
+            self.round += 1
+            self.fetcher.advance()
             self._compute()
 
     def assert_nothing_is_left(self) -> None:
@@ -161,7 +168,7 @@ class World:
         for request in requests:
             is_due = request.is_placed and request.pull_round <= self.round and self.destination.renew(request.key)
             if is_due and request.is_local:
-                self.core.compute_prompt(request.key, "")
+                self.core.compute_prompt(request.key, "", HOLDER)
             elif is_due:
                 _, block_ids = self.destination.leases.pop(request.journey_id)
                 known = request.prompt + request.token_ids
