@@ -132,7 +132,8 @@ class World:
             self.fetcher.advance()
             num_running = len(self.core._book.begun)
             num_tokens = self._compute()
-            standstill = 0 if num_tokens or not num_running else standstill + 1
+            is_busy = num_tokens or not self.fetcher.is_idle
+            standstill = 0 if is_busy or not num_running else standstill + 1
             self.longest_standstill = max(self.longest_standstill, standstill)
             self._read(requests, waiting)
             self._cancel(requests)
