@@ -113,7 +113,7 @@ async def _measure(name: str, door: Door, direct: Door, router: psutil.Process, 
     await _closed_loop(door, CONCURRENCY)  # warm
     cpu_s, begun_s = _cpu_s(router), time.perf_counter()
     await _closed_loop(door, effort.num_requests)
-    wall_s, cpu_s = time.perf_counter() - begun_s, _cpu_s(router) - cpu_s
+    wall_s, cpu_s = time.perf_counter() - begun_s, _cpu_since(router, cpu_s)
     rate_per_s = effort.num_requests / wall_s / 2
     own_s = await _open_loop(direct, rate_per_s, effort.seconds)
     ttft_s = await _open_loop(door, rate_per_s, effort.seconds)
@@ -142,7 +142,7 @@ async def _open_loop(door: Door, rate_per_s: float, seconds: float) -> list[floa
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     asked = []
-    for number in range(round(rate_per_s * seconds)):
+    for number in range(max(1, round(rate_per_s * seconds))):
         await asyncio.sleep(max(0.0, begun_s + number / rate_per_s - loop.time()))
         asked.append(asyncio.create_task(door.ask(ANSWER_TOKENS, 0, _nothing)))
     return [answer.ttft_s for answer in await asyncio.gather(*asked)]
@@ -164,7 +164,8 @@ async def _streams(door: Door, router: psutil.Process, effort: Effort) -> tuple[
     await asyncio.wait([asyncio.create_task(all_run.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
     count_before, cpu_s, begun_s = count, _cpu_s(router), time.perf_counter()
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    num_messages, cpu_s, wall_s = count - count_before, _cpu_s(router) - cpu_s, time.perf_counter() - begun_s
+    num_messages, cpu_s = max(1, count - count_before), _cpu_since(router, cpu_s)
+    wall_s = time.perf_counter() - begun_s
     answers = await asyncio.gather(*running)
     share = sum(answer.num_messages for answer in answers) / (num_tokens * NUM_STREAMS)
     num_seen = num_messages / share
@@ -174,6 +175,11 @@ async def _streams(door: Door, router: psutil.Process, effort: Effort) -> tuple[
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
+
+
+def _cpu_since(process: psutil.Process, before_s: float) -> float:
+    """At least a tick of the kernel's clock, which may not have come where the host is busy."""
+    return max(_cpu_s(process) - before_s, 1 / os.sysconf("SC_CLK_TCK"))
 
 
 def _quantile(values: list[float], share: float) -> float:
