@@ -6,6 +6,7 @@ stream. A client that goes away ends its request.
 
 from __future__ import annotations
 
+import functools
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -28,6 +29,12 @@ from pd_router.openai_stream import EventStream, drain, reply_events, unless_gon
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.tokenize_body import DetokenizeBody, TokenizeBody
+
+
+@functools.cache
+def json_schema(body: type[Strict]) -> dict[str, Any]:
+    """As the door publishes it; to be read only."""
+    return body.model_json_schema()
 
 
 class HttpDoor:
@@ -55,7 +62,7 @@ class HttpDoor:
             ("/detokenize", self.detokenize, DetokenizeBody),
         )
         for path, endpoint, body in bodies:
-            schema = {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}}}
+            schema = {"requestBody": {"content": {"application/json": {"schema": json_schema(body)}}}}
             app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=schema)
         for path, endpoint in (
             ("/v1/models", self.models),
