@@ -75,8 +75,11 @@ check: setup
 	@$(BIN)/python -m pd_ops.settings_doc --check
 	@$(BIN)/python -m pd_ops.commands_doc --check
 
+# Tests start Python some hundred times: what is compiled once is kept, whatever the environment says.
+test gate: export PYTHONDONTWRITEBYTECODE =
+
 test: check
-	@$(BIN)/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 gate: check
 	@$(BIN)/python -m pd_ops.gate --report docs/gate.md

@@ -133,7 +133,10 @@ def run_tests(root: Path) -> tuple[StepResult, Counts | None]:
     with tempfile.TemporaryDirectory(prefix="pd-relay-gate-") as folder:
         path = Path(folder) / "junit.xml"
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-n", NUM_AT_ONCE, "--dist", "loadfile", f"--junitxml={path}"]
+        command = [
+            sys.executable, "-m", "pytest", "-n", NUM_AT_ONCE, "--dist", "loadfile", "--no-loadscope-reorder",
+            "--hypothesis-profile", "searching", f"--junitxml={path}",
+        ]
         code = subprocess.run(command, cwd=root, check=False).returncode
         seconds = time.monotonic() - began
         counts = parse_junit(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -14,6 +14,19 @@ from support.engine_cases import CONFIGS, available_ops, load_engine, write_case
 if TYPE_CHECKING:
     from support.engine_oracle import Oracle
 
+REFERENCE_NAMES = {"base", "odd", "demo"}  # for which the reference ops, which are slow, are always tested
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The reference ops on every other checkpoint are for `make gate`, where there are compiled ones."""
+    if len(available_ops()) == 1:
+        return
+    for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        is_here = item.path.parent == Path(__file__).parent
+        if is_here and params.get("ops") == "reference" and params.get("name", "base") not in REFERENCE_NAMES:
+            item.add_marker("slow")
+
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

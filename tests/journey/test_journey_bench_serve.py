@@ -11,7 +11,8 @@ from pd_ops.bench.harness import served
 from pd_ops.bench.serve.result import read_result
 from pd_ops.client import router_client
 from support.commands import run_command
-from support.leaks import assert_no_leaks
+from support.fork_server import start_fork_server
+from support.leaks import assert_nothing_left
 
 ARGUMENTS = (
     "bench", "serve", "--kind", "short", "--requests", "6", "--rate", "20", "--length-scale", "0.1",
@@ -24,15 +25,17 @@ def is_idle(info: api_pb2.ServerInfo) -> bool:
 
 
 async def test_a_short_run(tmp_path: Path) -> None:
-    settings = Settings.model_validate({"router": {"grpc_port": 0, "http_port": 0}, "engine": {"cache_mib": 32}})
+    settings = Settings.model_validate({
+        "router": {"grpc_port": 0, "http_port": 0, "local_prefill_tokens": 0}, "engine": {"cache_mib": 32},
+    })
     out = tmp_path / "result"
-    with assert_no_leaks():
-        async with served(settings, tmp_path) as address:
-            finished = await asyncio.to_thread(run_command, *ARGUMENTS, "--address", address, "--out", out)
-            assert finished.code == 0, finished.stderr
-            async with router_client(address) as client:
-                while not is_idle(await client.server_info()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+    start_fork_server()
+    async with assert_nothing_left(), served(settings, tmp_path) as address:
+        finished = await asyncio.to_thread(run_command, *ARGUMENTS, "--address", address, "--out", out)
+        assert finished.code == 0, finished.stderr
+        async with router_client(address) as client:
+            while not is_idle(await client.server_info()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
     document = finished.document
     summary = document["summary"]
     assert (summary["requests"], summary["finished"], summary["good"]) == (6, 6, 6)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import run_command
+from support.commands import run_anew, run_command
 
 pytestmark = pytest.mark.cluster
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 280.0
 
 
 def test_demo(tmp_path: Path) -> None:
-    finished = run_command("demo", "--json", timeout_s=TIMEOUT_S, PD_RELAY_STATE_DIR=str(tmp_path))
+    finished = run_anew("demo", "--json", timeout_s=TIMEOUT_S, PD_RELAY_STATE_DIR=str(tmp_path))
     assert finished.code == 0, finished.stderr
     document = finished.document
     assert document["requests"] == document["identical"] == 15
@@ -32,7 +32,7 @@ def test_verify_another_model_on_two_by_two_workers(tmp_path: Path) -> None:
     model = tmp_path / "model"
     made = run_command("random-model", model, "--dtype", "fp32", "--seed", "5")
     assert made.code == 0, made.stderr
-    finished = run_command(
+    finished = run_anew(
         "verify", "--model", model, "--prefill", "2", "--decode", "2", "--speculate", "2", "--count", "16",
         timeout_s=TIMEOUT_S, PD_RELAY_STATE_DIR=str(tmp_path),
     )

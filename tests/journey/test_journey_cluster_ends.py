@@ -94,6 +94,7 @@ def test_ctrl_c_while_it_starts(start: Start) -> None:
     assert_gone(processes)
 
 
+@pytest.mark.slow
 def test_a_dead_router_that_is_not_restarted_ends_the_cluster(start: Start, tmp_path: Path) -> None:
     config = tmp_path / "settings.yaml"
     config.write_text("cluster: {restart: false}\n", encoding="utf-8")

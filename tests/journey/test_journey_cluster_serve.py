@@ -26,6 +26,7 @@ from support.commands import COMMAND, Finished, Serving, environment, run_comman
 pytestmark = pytest.mark.cluster
 
 NAME = "served"
+REAPED_S = 20.0  # until whoever inherits an ended process has asked for its status
 MAX_WORKER_BYTES = 350_000_000   # beyond weights and the arena's resident pages
 MAX_ROUTER_BYTES = 200_000_000
 MAX_CLUSTER_BYTES = 2_500_000_000
@@ -99,7 +100,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         }
         assert serving.rest() == [{"event": "stopped", "cluster": NAME}]
         assert serving.process.returncode == 0
-        assert psutil.wait_procs(processes, timeout=0)[1] == []
+        assert psutil.wait_procs(processes, timeout=REAPED_S)[1] == []
     finally:
         serving.close()
 

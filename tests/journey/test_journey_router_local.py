@@ -18,11 +18,12 @@ from pd_engine.contracts import api_pb2_grpc
 from pd_engine.engine import Engine
 from pd_engine.generate import generate
 from pd_engine.hashing import block_hashes
-from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
-from pd_engine.settings import EngineSettings, load_settings
+from pd_engine.settings import load_settings
 from pd_engine.text.tokenizer import Tokenizer
+from pd_router.link import WorkerLink
+from pd_router.link_state import LinkState
 from pd_router.server import Router, WorkerEndpoint
 from support.cluster import SECRET, ProcessWorker, start_process, worker_processes
 from support.leaks import until
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK = 16
 SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 8, "chunk_tokens": 64}, "decode": {"adaptive_speculation": False},
-    "transfer": {"lease_ms": 2_000}, "router": {"grpc_port": 0, "http_port": 0, "max_attempts": 8},
+    "router": {"grpc_port": 0, "http_port": 0, "max_attempts": 8},
 }
 
 
@@ -49,22 +50,21 @@ class Lab:
     http: httpx.AsyncClient
     log_dir: Path
 
-    def link_state(self) -> str:
-        link = self.router._registry.link(self.prefill.worker_id)
+    def link(self, worker: ProcessWorker) -> WorkerLink:
+        link = self.router._registry.link(worker.worker_id)
         assert link is not None
-        return link.state.value
+        return link
 
     async def kill_prefill(self) -> None:
         await self.prefill.kill()
-        await until(lambda: self.link_state() == "lost")
+        await until(lambda: self.link(self.prefill).state is LinkState.LOST)
 
     async def restart_prefill(self) -> None:
-        """On its old address, as a worker that returns."""
-        if self.link_state() == "ready":
-            return
-        port = int(self.prefill.address.rpartition(":")[2])
-        self.prefill = await start_process("prefill", self.prefill.worker_id, SETTINGS, self.log_dir, port=port)
-        await until(lambda: self.link_state() == "ready")
+        """On its old address, as a worker that returns, unless it lives; it gets prompts then."""
+        if self.prefill.process.returncode is not None:
+            port = int(self.prefill.address.rpartition(":")[2])
+            self.prefill = await start_process("prefill", self.prefill.worker_id, SETTINGS, self.log_dir, port=port)
+        await until(lambda: self.link(self.prefill).takes_work and self.link(self.decode).takes_work)
 
     async def ask(self, prompt: list[int], asked: SamplingParams, **fields: Any) -> api.GenerateComplete:
         sampling = api.SamplingParams(
@@ -94,16 +94,6 @@ class Lab:
             ):
                 return
             await asyncio.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=8), max_speculate=8)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -211,8 +201,7 @@ async def test_where_the_prefill_pool_has_a_queue_a_short_rest_is_not_sent_there
     turn = [*ids, *first.output_ids, *prompt(31, 6)]
     hashes = block_hashes(turn, fingerprint=engine.fingerprint)
     await until(lambda: lab.router.prefix_index.held(hashes).get(lab.decode.worker_id, 0) >= 5)
-    link = lab.router._registry.link(lab.prefill.worker_id)
-    assert link is not None
+    link = lab.link(lab.prefill)
     assigned_at = link.assign_tokens(100_000)
     try:
         second = await lab.ask(turn, params(32))

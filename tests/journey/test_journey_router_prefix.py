@@ -16,11 +16,11 @@ from pd_engine.contracts import api_pb2_grpc
 from pd_engine.engine import Engine
 from pd_engine.generate import generate
 from pd_engine.hashing import block_hashes
-from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams
-from pd_engine.settings import EngineSettings, load_settings
+from pd_engine.settings import load_settings
 from pd_engine.text.tokenizer import Tokenizer
 from pd_router.server import Router, WorkerEndpoint
+from pd_router.worker_load import WorkerLoad
 from support.cluster import SECRET, ProcessWorker, worker_processes
 from support.leaks import until
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK = 16
 SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 8, "chunk_tokens": 64}, "decode": {"adaptive_speculation": False},
-    "router": {"grpc_port": 0, "http_port": 0, "local_prefill_tokens": 0},
+    "router": {"grpc_port": 0, "http_port": 0, "local_prefill_tokens": 0}, "transfer": {"prefix_fetch_ms": 60_000},
 }
 TEXT = "Iterators are objects that return one item after the other, and raise an exception when none is left. " * 4
 
@@ -60,16 +60,6 @@ class Lab:
         return self.router.prefix_index.held(hashes).get(worker_id, 0)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=8), max_speculate=8)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lab]:
     async with worker_processes(SETTINGS, tmp_path_factory.mktemp("workers"), prefill=2, decode=1) as pools:
@@ -78,10 +68,21 @@ async def lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lab]:
         addresses = await router.start()
         try:
             await router.set_workers([WorkerEndpoint(w.worker_id, w.role, w.address) for w in workers])
+            await until(lambda: all(link.takes_work for link in router._registry.links()))
             async with grpc.aio.insecure_channel(addresses.grpc) as channel:
                 yield Lab(router, workers, api_pb2_grpc.PdRelayStub(channel))
         finally:
             await router.stop(drain_s=0)
+
+
+@pytest.fixture
+def moving_is_cheap(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was measured: a busy machine may take longer to move a block than to compute it."""
+    for name, ms in (("prefill_ms_per_token", 1.0), ("move_ms_per_byte", 1e-6)):
+        stated = property(lambda load, ms=ms: ms, lambda load, measured: None)
+        monkeypatch.setattr(WorkerLoad, name, stated, raising=False)
+    for link in lab.router._registry.links():
+        link.view = None
 
 
 async def test_a_conversation_stays_where_it_is_cached(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
@@ -110,6 +111,7 @@ async def test_a_conversation_stays_where_it_is_cached(lab: Lab, engine: Engine,
     assert len(places) == 1
 
 
+@pytest.mark.usefixtures("moving_is_cheap")
 async def test_a_worker_that_has_nothing_fetches_what_another_one_has(
     lab: Lab, engine: Engine, tokenizer: Tokenizer
 ) -> None:

@@ -16,9 +16,7 @@ from pd_engine.contracts import api_pb2 as api
 from pd_engine.engine import Engine
 from pd_engine.errors import InvalidArgument
 from pd_engine.generate import Generation, generate
-from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams, seed_of_choice
-from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import worker_processes
 from support.leaks import until
@@ -27,16 +25,6 @@ from support.streams_lab import CONTEXT, WORKERS, Countdown, Lab, request, start
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TEXT = "A dictionary maps keys to values, and the order of its keys is the order in which they were added. " * 60
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=24), max_speculate=8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -216,7 +204,7 @@ async def test_workers_that_are_killed_change_no_token(
     """kill -9 of one of two workers while ten streams run: all complete, all equal; it comes back and serves."""
     ids = tokenizer.encode(TEXT)
     asked_of = [
-        params(240, temperature=0.7, seed=number, logprobs=0, **(PROCESSORS if number % 2 else {}))
+        params(120, temperature=0.7, seed=number, logprobs=0, **(PROCESSORS if number % 2 else {}))
         for number in range(10)
     ]
     cases = [(ids[number : number + 150], asked) for number, asked in enumerate(asked_of)]
@@ -235,7 +223,7 @@ async def test_workers_that_are_killed_change_no_token(
     if role == "decode":  # a prefill worker may be done by then: what it handed over outlives it
         assert await lab.num_retries() > num_retries, "nothing was running there when it was killed"
     await lab.restart(victim)
-    await until(lambda: all(link.state.value == "ready" for link in lab.router._registry.links()))
+    await lab.until_ready()
     wish = {f"{role}_worker": victim.worker_id}
     complete = await lab.generate(*cases[0], placement=api.Placement(**wish))
     check_equal(complete, generate(engine, tokenizer, *cases[0], speculate=1))
@@ -265,7 +253,7 @@ async def test_kill_9_at_random_moments(
             for number in range(num_streams)
         ]
         victim = rng.choice(lab.prefill if role == "prefill" else lab.decode)
-        moment = Countdown(rng.randrange(num_streams if role == "prefill" else 24 * num_streams))
+        moment = Countdown(rng.randrange(num_streams if role == "prefill" else 12 * num_streams))
         running = [
             asyncio.create_task(lab.generate(prompt, asked, on_token=moment.tick)) for prompt, asked in cases
         ]
@@ -278,5 +266,5 @@ async def test_kill_9_at_random_moments(
         )
         for complete, generation in zip(completes, expected, strict=True):
             check_equal(complete, generation)
-        await until(lambda: all(link.state.value == "ready" for link in lab.router._registry.links()))
+        await lab.until_ready()
     assert await lab.num_retries() > num_retries, "nothing was running where it was killed"

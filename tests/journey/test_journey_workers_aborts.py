@@ -22,10 +22,8 @@ from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_m
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Small chunks on the slow ops: a prompt of LONG tokens is still being computed when the next call arrives.
-SETTINGS: dict[str, Any] = {
-    "engine": {"cache_mib": 24, "chunk_tokens": 16, "ops": "reference"},
-    "transfer": {"lease_ms": 1_500, "fetch_timeout_ms": 1_000},
-}
+SETTINGS: dict[str, Any] = {"engine": {"cache_mib": 24, "chunk_tokens": 16, "ops": "reference"}}
+HASTY: dict[str, Any] = {**SETTINGS, "transfer": {"lease_ms": 3_000, "fetch_timeout_ms": 2_000}}  # leases that run out
 LONG = 400
 
 
@@ -47,12 +45,21 @@ async def player(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         await player.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hasty_player() -> AsyncIterator[Player]:
+    async with local_workers(HASTY) as (prefill_address, decode_address):
+        player = Player(prefill_address, decode_address, SECRET)
+        await player.open()
+        yield player
+        await player.close()
+
+
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def nothing_is_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """After every test that used the shared pair."""
+    """After every test that used a shared pair."""
     yield
-    if "player" in request.fixturenames:
-        player: Player = request.getfixturevalue("player")
+    for name in {"player", "hasty_player"}.intersection(request.fixturenames):
+        player: Player = request.getfixturevalue(name)
         await player.until_idle()
         copy = await player.run(prompt(20), sampling(4))
         assert len(copy.token_ids) == 4
@@ -145,23 +152,23 @@ async def test_cancel_between_finish_and_pull(player: Player) -> None:
     await journey.release()
 
 
-async def test_nobody_comes_back_and_everything_expires(player: Player) -> None:
+async def test_nobody_comes_back_and_everything_expires(hasty_player: Player) -> None:
     """No release at all: a lease without a pull, a computed prompt without a puller."""
-    lease_only = await Stage(player).reserved()
-    pinned = await Stage(player, num_tokens=30).prefilling()
+    lease_only = await Stage(hasty_player).reserved()
+    pinned = await Stage(hasty_player, num_tokens=30).prefilling()
     await pinned.first_token()
     failure = await lease_only.failure()
     assert (failure.code, failure.retryable) == ("deadline_exceeded", True)
-    await player.until_idle()
+    await hasty_player.until_idle()
 
 
-async def test_a_router_that_vanishes_ends_its_choices(player: Player) -> None:
-    other = Player(player.prefill_address, player.decode_address, SECRET)
+async def test_a_router_that_vanishes_ends_its_choices(hasty_player: Player) -> None:
+    other = Player(hasty_player.prefill_address, hasty_player.decode_address, SECRET)
     await other.open()
     await Stage(other, num_tokens=30, max_tokens=2_000).decoding()
     await Stage(other).pulling()
     await other.close()
-    await player.until_idle()
+    await hasty_player.until_idle()
 
 
 async def test_a_release_that_comes_first_makes_the_journey_gone(player: Player) -> None:
@@ -200,14 +207,19 @@ async def test_a_higher_attempt_may_come_while_the_first_tokens_pins_are_held(pl
 
 
 async def test_the_requests_deadline_ends_it_in_either_pool(player: Player) -> None:
-    journey = await Stage(player, num_tokens=1_500, deadline_ms=250).pulling()
-    assert isinstance(await error_of(journey.call.read()), DeadlineExceeded)
+    journey = Stage(player, num_tokens=3_900, deadline_ms=1_500)
+
+    async def prefilled() -> None:
+        await journey.pulling()
+        await journey.call.read()
+
+    assert isinstance(await error_of(prefilled()), DeadlineExceeded)
     assert (await journey.failure()).code in ("deadline_exceeded", "cancelled")
-    while (load := (await player.loads())[1]).num_blocks_free < load.num_blocks_total:
-        pass
-    decoding = await Stage(player, num_tokens=20, max_tokens=3_000, deadline_ms=1_500).decoding()
+    await player.until_idle()
+    decoding = await Stage(player, num_tokens=20, max_tokens=3_000, deadline_ms=1_500).pulling()
     failure = await decoding.failure()
     assert (failure.code, failure.retryable) == ("deadline_exceeded", False)
+    assert decoding.player.copy(decoding.journey_id).tokens, "nothing had come"
 
 
 async def test_renew_tells_what_is_known(player: Player) -> None:
@@ -273,7 +285,7 @@ async def again(journey: Stage, player: Player, attempt: int) -> None:
 async def test_workers_that_die_or_stall_mid_handoff(tmp_path: Path) -> None:
     """Decode reports it within the lease, as something to be placed again; the next attempt elsewhere succeeds; a
     worker that was stopped serves again; what is left on the other side of a dead worker ends by itself."""
-    async with worker_processes(SETTINGS, tmp_path, prefill=2) as ([stopped, killed], [decode]):
+    async with worker_processes(HASTY, tmp_path, prefill=2) as ([stopped, killed], [decode]):
         stopped_pair = Player(stopped.address, decode.address, SECRET)
         killed_pair = Player(killed.address, decode.address, SECRET)
         for player in (stopped_pair, killed_pair):

@@ -3,6 +3,7 @@ workers of which only one keeps its latents in FP8 do not hand over."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, ProcessWorker]]:
     """A prefill worker with FP8 latents, and two decode workers: one with, one without."""
-    log_dir, started = tmp_path_factory.mktemp("workers"), {}
-    try:
-        for worker_id, engine in (("prefill-fp8", FP8_ENGINE), ("decode-fp8", FP8_ENGINE), ("decode-bf16", ENGINE)):
-            settings = {"model": str(model), "engine": engine, "decode": {"adaptive_speculation": False}}
-            started[worker_id] = await start_process(worker_id.partition("-")[0], worker_id, settings, log_dir)
-        yield started
-    finally:
-        for worker in started.values():
-            await worker.kill()
+    log_dir = tmp_path_factory.mktemp("workers")
+    engines = {"prefill-fp8": FP8_ENGINE, "decode-fp8": FP8_ENGINE, "decode-bf16": ENGINE}
+    starts = [
+        start_process(
+            worker_id.partition("-")[0], worker_id,
+            {"model": str(model), "engine": engine, "decode": {"adaptive_speculation": False}}, log_dir,
+        ) for worker_id, engine in engines.items()
+    ]
+    started = await asyncio.gather(*starts)
+    yield {worker.worker_id: worker for worker in started}
+    await asyncio.gather(*(worker.kill() for worker in started))
 
 
 def params(seed: int) -> SamplingParams:

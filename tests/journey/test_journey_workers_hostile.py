@@ -21,8 +21,7 @@ from support.player import CALL_TIMEOUT_S, Copy, Player, is_idle, new_journey, s
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SETTINGS: dict[str, Any] = {
-    "engine": {"cache_mib": 8, "max_context_length": 512}, "transfer": {"lease_ms": 2_000, "fetch_timeout_ms": 500},
-    "prefill": {"max_queued_tokens": 600},
+    "engine": {"cache_mib": 8, "max_context_length": 512}, "prefill": {"max_queued_tokens": 600},
 }
 HEX = "0" * 32
 INTERNAL = "/pdrelay.internal.v1."

@@ -28,7 +28,7 @@ from prefill_worker.worker import PrefillWorker
 from support.cluster import ROOT, SECRET, worker_processes
 from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
 
-SETTINGS: dict[str, Any] = {"engine": {"cache_mib": 8}, "transfer": {"lease_ms": 2_000}}
+SETTINGS: dict[str, Any] = {"engine": {"cache_mib": 8}}
 MIB = 1024 * 1024
 MAX_OWN_MIB = 350
 
@@ -52,13 +52,13 @@ async def test_sigterm_finishes_what_runs_takes_nothing_new_and_exits_0(tmp_path
         for load in await player.loads():
             check_memory(load)
         journey_id = new_journey()
-        running = asyncio.create_task(player.run([5, 6, 7], sampling(60), journey_id=journey_id))
+        running = asyncio.create_task(player.run([5, 6, 7], sampling(400), journey_id=journey_id))
         await player.until(journey_id, lambda copy: len(copy.tokens) > 1)
         decode.signal(signal.SIGTERM)
         prefill.signal(signal.SIGTERM)
         refusal = await refusal_while_draining(player)
         assert isinstance(refusal, Unavailable)
-        assert len((await running).token_ids) == 60
+        assert len((await running).token_ids) == 400
         assert await asyncio.gather(prefill.process.wait(), decode.process.wait()) == [0, 0]
         await player.close()
         for worker in (prefill, decode):
@@ -203,7 +203,7 @@ async def test_a_broken_compute_thread_is_told_to_everybody() -> None:
 
     async with Pair() as pair:
         journey_id = new_journey()
-        running = asyncio.create_task(pair.player.run([5, 6, 7], sampling(500), journey_id=journey_id))
+        running = asyncio.create_task(pair.player.run([5, 6, 7], sampling(1_200), journey_id=journey_id))
         await pair.player.until(journey_id, lambda copy: len(copy.tokens) > 1)
         pair.decode._compute.post(crash)
         await asyncio.wait_for(pair.decode.wait_crashed(), CALL_TIMEOUT_S)

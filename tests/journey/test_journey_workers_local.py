@@ -14,13 +14,12 @@ import pytest_asyncio
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.errors import FailedPrecondition, Gone
-from pd_engine.generate import Generation, generate
-from pd_engine.model.checkpoint import resolve_model
+from pd_engine.generate import generate
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
-from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, local_workers
+from support.demo_requests import check_equal, params
 from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,16 +29,6 @@ SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 8, "chunk_tokens": 64},
     "decode": {"adaptive_speculation": False, "itl_budget_ms": 20.0},
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=8), max_speculate=8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -53,29 +42,12 @@ async def player(engine: Engine) -> AsyncIterator[Player]:
         await player.close()
 
 
-def params(max_tokens: int = 12, **changes: Any) -> SamplingParams:
-    fields: dict[str, Any] = {
-        "temperature": 0.8, "top_p": 0.95, "top_k": -1, "seed": 3, "max_tokens": max_tokens, "ignore_eos": True,
-        "logprobs": 2,
-    }
-    return SamplingParams(**(fields | changes))
-
-
 def prompt(seed: int, num_tokens: int) -> list[int]:
     return [5 + (seed * 131 + position * 7) % 900 for position in range(num_tokens)]
 
 
 async def run(player: Player, ids: list[int], asked: SamplingParams, speculate: int = 1, **changes: Any) -> Copy:
     return await player.run(ids, sampling_message(asked, [], speculate), local=True, **changes)
-
-
-def check_equal(copy: Copy, expected: Generation, *, skip: int = 0) -> None:
-    """Ids, ends and logprob bits; `skip` leading tokens were known before."""
-    assert copy.failure is None
-    assert copy.tokens == dict(enumerate(expected.token_ids[skip:], start=skip))
-    assert (copy.finish_reason, copy.stop_reason) == (expected.finish_reason.value, expected.stop_reason)
-    received = [copy.logprobs[index] for index in sorted(copy.logprobs)]
-    assert received == [(item.logprob, item.top) for item in expected.logprobs[skip:]]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 63, 64, 65, 200])

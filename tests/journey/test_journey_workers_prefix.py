@@ -16,13 +16,11 @@ from pd_engine.engine import Engine
 from pd_engine.errors import InvalidArgument
 from pd_engine.generate import Generation, generate
 from pd_engine.hashing import block_hashes
-from pd_engine.model.checkpoint import resolve_model
-from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
-from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, local_workers, worker_processes
-from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
+from support.demo_requests import TEXT, check_equal, message, params
+from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,17 +29,6 @@ SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 8, "chunk_tokens": 64}, "decode": {"adaptive_speculation": False},
     "transfer": {"lease_ms": 60_000},
 }
-TEXT = "An object that holds other objects is called a container, and some containers are sequences. " * 60
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=8), max_speculate=8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -53,25 +40,6 @@ async def player(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         yield player
         await player.until_idle()
         await player.close()
-
-
-def params(max_tokens: int = 12, **changes: Any) -> SamplingParams:
-    fields: dict[str, Any] = {
-        "temperature": 0.8, "top_p": 0.95, "top_k": -1, "seed": 3, "max_tokens": max_tokens, "ignore_eos": True,
-        "logprobs": 1,
-    }
-    return SamplingParams(**(fields | changes))
-
-
-def message(tokenizer: Tokenizer, asked: SamplingParams, speculate: int = 1) -> pb.Sampling:
-    return sampling_message(asked, tokenizer.eos_token_ids, speculate)
-
-
-def check_equal(copy: Copy, expected: Generation) -> None:
-    assert copy.failure is None
-    assert copy.token_ids == list(expected.token_ids)
-    received = [copy.logprobs[index] for index in sorted(copy.logprobs)]
-    assert received == [(item.logprob, item.top) for item in expected.logprobs]
 
 
 def check_moved(copy: Copy, engine: Engine, expected: Generation, *, num_tokens: int, num_held_blocks: int) -> None:

@@ -21,13 +21,11 @@ from pd_engine.engine import Engine
 from pd_engine.errors import InvalidArgument
 from pd_engine.generate import Generation, generate
 from pd_engine.hashing import block_hashes
-from pd_engine.model.checkpoint import resolve_model
-from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import connect, kv_source_stub, typed_error, worker_stub
-from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, ProcessWorker, start_process, worker_processes
-from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
+from support.demo_requests import TEXT, check_equal, message, params
+from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,7 +35,6 @@ SETTINGS: dict[str, Any] = {
     "transfer": {"lease_ms": 60_000, "prefix_fetch_ms": 20_000},
 }
 HASTY: dict[str, Any] = {**SETTINGS, "transfer": {"lease_ms": 60_000, "prefix_fetch_ms": 300}}
-TEXT = "An object that holds other objects is called a container, and some containers are sequences. " * 60
 
 
 @dataclass(kw_only=True)
@@ -64,16 +61,6 @@ async def started(settings: dict[str, Any], log_dir: Path) -> AsyncIterator[Work
             await player.close()
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=8), max_speculate=8)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
     async with started(SETTINGS, tmp_path_factory.mktemp("workers")) as workers:
@@ -81,27 +68,12 @@ async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wor
         await workers.until_idle()
 
 
-def params(max_tokens: int = 12, **changes: Any) -> SamplingParams:
-    fields: dict[str, Any] = {
-        "temperature": 0.8, "top_p": 0.95, "top_k": -1, "seed": 3, "max_tokens": max_tokens, "ignore_eos": True,
-        "logprobs": 1,
-    }
-    return SamplingParams(**(fields | changes))
-
-
-def message(tokenizer: Tokenizer, asked: SamplingParams, speculate: int = 1) -> pb.Sampling:
-    return sampling_message(asked, tokenizer.eos_token_ids, speculate)
-
-
 def holder(worker: ProcessWorker, num_tokens: int) -> pb.PrefixHolder:
     return pb.PrefixHolder(address=worker.address, epoch=worker.epoch, num_blocks=num_tokens // BLOCK)
 
 
 def check(copy: Copy, expected: Generation, num_cached: int) -> None:
-    assert copy.failure is None
-    assert copy.token_ids == list(expected.token_ids)
-    received = [copy.logprobs[index] for index in sorted(copy.logprobs)]
-    assert received == [(item.logprob, item.top) for item in expected.logprobs]
+    check_equal(copy, expected)
     assert copy.cached_tokens == num_cached
     assert copy.handoff is not None
     sums = zip(copy.handoff.block_checksums, expected.prompt_checksums, strict=True)

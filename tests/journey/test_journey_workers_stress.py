@@ -12,10 +12,8 @@ import pytest
 from pd_engine.engine import Engine
 from pd_engine.errors import ErrorCode
 from pd_engine.generate import generate
-from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
-from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, local_workers
 from support.player import Copy, Player, new_journey, sampling_message
@@ -23,7 +21,7 @@ from support.player import Copy, Player, new_journey, sampling_message
 SETTINGS: dict[str, Any] = {
     "engine": {"cache_mib": 12, "chunk_tokens": 64},
     "decode": {"max_batch": 8},
-    "transfer": {"lease_ms": 10_000, "max_bytes_in_flight": 100_000},
+    "transfer": {"lease_ms": 120_000, "max_bytes_in_flight": 100_000},
 }
 ABORTED = (ErrorCode.GONE, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED)
 
@@ -72,10 +70,11 @@ async def _release_later(player: Player, journey_id: str, rng: random.Random) ->
 
 
 @pytest.mark.parametrize(("num_journeys", "abort_share", "cached"), [(50, 0.0, False), (40, 0.6, True)])
-async def test_concurrent_handoffs(num_journeys: int, abort_share: float, cached: bool) -> None:
+async def test_concurrent_handoffs(
+    engine: Engine, tokenizer: Tokenizer, num_journeys: int, abort_share: float, cached: bool
+) -> None:
     """Cold, and over caches that are too small for all that they are given."""
     rng = random.Random(11)
-    path = resolve_model("demo")
     async with local_workers(SETTINGS) as (prefill_address, decode_address):
         player = Player(prefill_address, decode_address, SECRET)
         await player.open()
@@ -85,8 +84,6 @@ async def test_concurrent_handoffs(num_journeys: int, abort_share: float, cached
         )
         await player.until_idle()
         await player.close()
-    engine = Engine.load(path, EngineSettings(cache_mib=12), max_speculate=8)
-    tokenizer = Tokenizer.load(path)
     for seed, copy in enumerate(copies):
         if copy is not None:
             expected = generate(engine, tokenizer, prompt(seed), params(seed), speculate=seed % 3)

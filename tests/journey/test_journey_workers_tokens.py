@@ -13,9 +13,7 @@ import pytest_asyncio
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.generate import Generation, generate
-from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams
-from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, worker_processes
 from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
@@ -23,20 +21,10 @@ from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_m
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SETTINGS: dict[str, Any] = {
-    "engine": {"cache_mib": 24, "chunk_tokens": 128}, "transfer": {"lease_ms": 5_000},
+    "engine": {"cache_mib": 24, "chunk_tokens": 128},
     "decode": {"adaptive_speculation": False},  # drafts are counted
 }
 TEXT = "A list is a kind of object that holds other objects, and a method of it may change which ones. " * 20
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=24), max_speculate=8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -186,7 +174,7 @@ async def test_a_resume_goes_on_with_the_same_tokens_and_indices(
 async def test_a_router_that_loses_its_stream_gets_every_token_again(
     player: Player, engine: Engine, tokenizer: Tokenizer
 ) -> None:
-    ids, asked = prompt(tokenizer, 35), params(40)
+    ids, asked = prompt(tokenizer, 35), params(240)
     journey_id = new_journey()
     running = asyncio.create_task(player.run(ids, message(tokenizer, asked), journey_id=journey_id))
     copy = await player.until(journey_id, lambda copy: len(copy.tokens) > 3)

@@ -14,7 +14,7 @@ from kv_transfer.transports.handshake import Verdict
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_engine.errors import Gone, InvalidArgument, PdRelayError, Unauthenticated, Unavailable
 from pd_kernels.block_checksum.reference import checksum
-from support.leaks import assert_no_leaks, until
+from support.leaks import assert_nothing_left, until
 from support.transport_cases import TIMEOUT_S, TRANSPORTS, Pair, transport_pair
 
 AUTHENTICATED = tuple(name for name in TRANSPORTS if name != "loopback")  # that one never leaves the process
@@ -28,9 +28,9 @@ BIG = CacheLayout(
 
 @pytest.fixture(params=TRANSPORTS)
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    with assert_no_leaks(except_files="memfd"):  # pytest still refers to the arenas
-        async with transport_pair(request.param) as made:
-            yield made
+    # pytest still refers to the arenas
+    async with assert_nothing_left(except_files="memfd"), transport_pair(request.param) as made:
+        yield made
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ async def test_who_does_not_know_the_secret_gets_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", AUTHENTICATED)
 async def test_strangers_get_nothing_and_cost_nothing(name: str) -> None:
     """Who connects and says nothing, or anything, is told a nonce and no more, keeps nobody out, and is hung up on."""
-    with assert_no_leaks(except_files="memfd"):
+    async with assert_nothing_left(except_files="memfd"):
         async with transport_pair(name) as pair:
             metadata = pair.source.metadata()
             strangers = [await call_on(metadata) for _ in range(100)]
@@ -273,7 +273,7 @@ async def test_what_a_transport_declares(pair: Pair) -> None:
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_nothing_is_left_behind(name: str) -> None:
-    with assert_no_leaks():
+    async with assert_nothing_left():
         await _use(name)
 
 

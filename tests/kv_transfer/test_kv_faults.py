@@ -12,16 +12,17 @@ from kv_transfer.transports.loopback import Fault, FaultKind, FaultPlan, Loopbac
 from pd_engine.errors import DataLoss, DeadlineExceeded, Unavailable
 from pd_engine.settings import TransferSettings
 from support.handoffs import LAYOUT, DestinationSide, SourceSide, new_key, running
-from support.leaks import assert_no_leaks, assert_pool_is_free, until
+from support.leaks import assert_nothing_left, assert_pool_is_free, until
 
-QUICK = TransferSettings(lease_ms=600, fetch_timeout_ms=300, max_refetches=2)
+PATIENT = TransferSettings(lease_ms=60_000, fetch_timeout_ms=60_000, max_refetches=2)
+HASTY = TransferSettings(lease_ms=600, fetch_timeout_ms=300)  # where a deadline is waited for
 NUM_TOKENS = 100
 
 
 class Lab:
     """A source and two destinations on one loopback network."""
 
-    def __init__(self, *faults: Fault, settings: TransferSettings = QUICK) -> None:
+    def __init__(self, *faults: Fault, settings: TransferSettings = PATIENT) -> None:
         network = LoopbackNetwork()
         self.plan = FaultPlan(list(faults))
         self.source = SourceSide(settings=settings, transports=[LoopbackSource(network)])
@@ -130,7 +131,7 @@ async def test_evict_while_sending() -> None:
 @pytest.mark.parametrize("same_worker", [True, False])
 async def test_late_data(same_worker: bool) -> None:
     """A transfer is stalled, its request is cancelled, another request needs the room, then the data arrive."""
-    lab = Lab(Fault(kind=FaultKind.STALL, at_byte=1_000), settings=TransferSettings(lease_ms=60_000))
+    lab = Lab(Fault(kind=FaultKind.STALL, at_byte=1_000))
     async with lab.running:
         key, destination = new_key(), lab.destinations[0]
         destination.reserve_and_pull(key, NUM_TOKENS, lab.source.begin(key, NUM_TOKENS))
@@ -158,7 +159,7 @@ async def test_late_data(same_worker: bool) -> None:
 
 async def test_quarantine_is_bounded() -> None:
     """A stalled transfer that never goes on is revoked: its blocks come back without it."""
-    lab = Lab(Fault(kind=FaultKind.STALL), settings=TransferSettings(lease_ms=60_000))
+    lab = Lab(Fault(kind=FaultKind.STALL))
     async with lab.running:
         key, destination = new_key(), lab.destinations[0]
         destination.reserve_and_pull(key, NUM_TOKENS, lab.source.begin(key, NUM_TOKENS))
@@ -172,7 +173,7 @@ async def test_quarantine_is_bounded() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.STALL, FaultKind.DROP])
 async def test_a_fetch_that_never_ends_costs_its_deadline(kind: FaultKind) -> None:
-    lab = Lab(Fault(kind=kind, at_byte=100))
+    lab = Lab(Fault(kind=kind, at_byte=100), settings=HASTY)
     async with lab.running:
         key, destination = new_key(), lab.destinations[0]
         destination.reserve_and_pull(key, NUM_TOKENS, lab.source.begin(key, NUM_TOKENS))
@@ -200,9 +201,9 @@ async def test_a_source_that_dies_at_a_byte(at_byte: int) -> None:
 async def test_what_was_verified_is_not_sent_again() -> None:
     """An attempt breaks half way; the next one, from another source, sends the rest."""
     network = LoopbackNetwork()
-    other = SourceSide(seed=1, worker_id="prefill-1", settings=QUICK, transports=[LoopbackSource(network)])
-    destination = DestinationSide(settings=QUICK, make_transports=lambda arena: [LoopbackPull(network, arena)])
-    first = SourceSide(seed=1, settings=QUICK, transports=[LoopbackSource(network)])
+    other = SourceSide(seed=1, worker_id="prefill-1", settings=PATIENT, transports=[LoopbackSource(network)])
+    destination = DestinationSide(settings=PATIENT, make_transports=lambda arena: [LoopbackPull(network, arena)])
+    first = SourceSide(seed=1, settings=PATIENT, transports=[LoopbackSource(network)])
     async with running(first, other, destination):
         key = new_key()
         info = first.begin(key, NUM_TOKENS)
@@ -244,12 +245,12 @@ async def test_cancel_anywhere_a_thousand_times() -> None:
 
 async def _cancel_anywhere(count: int) -> None:
     """The client leaves at some byte of the handoff; the next request succeeds and nothing has leaked."""
-    with assert_no_leaks():
+    async with assert_nothing_left():
         await _cancel_each(count)
 
 
 async def _cancel_each(count: int) -> None:
-    lab = Lab(settings=TransferSettings(lease_ms=60_000))
+    lab = Lab()
     source, destination = lab.source, lab.destinations[0]
     total = NUM_TOKENS * LAYOUT.bytes_per_token
     async with lab.running:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kv_transfer.source import SourceEnd
 from support.handoffs import LAYOUT, DestinationSide, SourceSide, closing_for, new_key, running
-from support.leaks import assert_no_leaks, assert_pool_is_free
+from support.leaks import assert_nothing_left, assert_pool_is_free
 
 
 async def test_a_prompt_arrives_byte_for_byte() -> None:
-    with assert_no_leaks():
+    async with assert_nothing_left():
         await _hand_over_one()
 
 

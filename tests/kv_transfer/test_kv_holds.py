@@ -16,7 +16,7 @@ from pd_engine.hashing import block_hashes
 from pd_engine.service.client import connect, kv_source_stub, typed_error
 from pd_engine.settings import TransferSettings
 from support.handoffs import FINGERPRINT, LAYOUT, SECRET, DestinationSide, SourceSide, new_key, running, slots_of
-from support.leaks import assert_no_leaks, assert_pool_is_free, until
+from support.leaks import assert_nothing_left, assert_pool_is_free, until
 
 TOKENS = list(range(100, 180))  # five blocks
 
@@ -31,7 +31,7 @@ def request_for(key: JourneyKey, token_ids: list[int] = TOKENS, **changes: Any) 
 
 async def test_cached_blocks_arrive_byte_for_byte() -> None:
     """All of them; the rest of what is here in part; none of what another salt, model or token leads to."""
-    with assert_no_leaks():
+    async with assert_nothing_left():
         await _fetch_some()
 
 
@@ -113,7 +113,7 @@ async def test_a_hold_ends_when_it_ends() -> None:
     async with running(source, destination):
         source.keep(TOKENS)
         key = new_key()
-        held = await destination.hold(key, source.source.address, source.epoch, TOKENS, lease_ms=300)
+        held = await destination.hold(key, source.source.address, source.epoch, TOKENS, lease_ms=1_500)
         assert held is not None
         channel = connect(source.source.address, SECRET)
         ref = pb.JourneyRef(journey_id=key.journey_id, attempt=1)
@@ -123,7 +123,7 @@ async def test_a_hold_ends_when_it_ends() -> None:
         await until(lambda: source.source.num_pins == 0)
         assert (await kv_source_stub(channel).SourceRenew(renewal)).state == "gone"
         await channel.close()
-        destination.pull_prefix(key, held, lease_ms=300)
+        destination.pull_prefix(key, held, lease_ms=1_500)
         with pytest.raises(Gone):
             await destination.result_of(key)
         destination.destination.release(key.journey_id, 1)

@@ -10,7 +10,7 @@ from pd_engine.cache.layout import CacheLayout, ComponentKind
 from pd_engine.settings import TransferSettings
 from support.handoff_prompt import ALL_KINDS, PAGED, Prompt
 from support.handoffs import DestinationSide, SourceSide, closing_for, new_key, running
-from support.leaks import assert_no_leaks, assert_pool_is_free, until
+from support.leaks import assert_nothing_left, assert_pool_is_free, until
 
 LAYOUTS = {"paged": PAGED, "paged, ring, snapshot": ALL_KINDS}
 
@@ -29,7 +29,7 @@ def sides(transport: str, layout: CacheLayout) -> tuple[SourceSide, DestinationS
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_every_kind_of_component_arrives(transport: str, layout: str) -> None:
     """Prompts shorter and longer than a block and than the window; published as they would be computed."""
-    with assert_no_leaks(except_files="memfd"):
+    async with assert_nothing_left(except_files="memfd"):
         source, destination = sides(transport, LAYOUTS[layout])
         async with running(source, destination):
             for number, num_tokens in enumerate((1, 4, 5, 6, 7, 22)):

@@ -17,14 +17,14 @@ from kv_transfer.transports.nccl_messages import messages_of
 from kv_transfer.transports.nccl_pair import load_nccl
 from pd_engine.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from support.fake_nccl import FakeNccl
-from support.leaks import assert_no_leaks, until
+from support.leaks import assert_nothing_left, until
 from support.transport_cases import TIMEOUT_S, Pair, transport_pair
 
 
 @pytest.fixture
 async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     monkeypatch.setattr(FakeNccl, "shared", FakeNccl())
-    with assert_no_leaks(except_files="memfd"):
+    async with assert_nothing_left(except_files="memfd"):
         async with transport_pair("fake nccl") as made:
             yield made
         assert all(end.is_aborted for end in FakeNccl.shared.pairs), "each pair costs device memory"

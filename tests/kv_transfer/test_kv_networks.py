@@ -26,10 +26,11 @@ from pd_engine.service.client import connect, kv_source_stub
 from pd_engine.settings import TransferSettings
 from pd_kernels.block_stream import receive_and_checksum_pieces, receive_pieces
 from support.handoffs import FINGERPRINT, LAYOUT, SECRET, DestinationSide, SourceSide, new_key, running
-from support.leaks import assert_no_leaks, assert_pool_is_free, until
+from support.leaks import assert_nothing_left, assert_pool_is_free, until
 from support.proxy import Proxy
 
-TCP = TransferSettings(transport="tcp", lease_ms=1_500, fetch_timeout_ms=700)
+PATIENT = TransferSettings(transport="tcp", lease_ms=60_000, fetch_timeout_ms=60_000)
+HASTY = TransferSettings(transport="tcp", lease_ms=3_000, fetch_timeout_ms=2_000)  # where a deadline is waited for
 NUM_TOKENS = 400
 NUM_BLOCKS = 64
 
@@ -46,7 +47,7 @@ class ProxiedTcpSource(TcpSource):
 class Lab:
     """Source and destination with a proxy before the source's gRPC server, and one before its data port."""
 
-    def __init__(self, settings: TransferSettings = TCP) -> None:
+    def __init__(self, settings: TransferSettings = PATIENT) -> None:
         self.transport = ProxiedTcpSource(secret=SECRET, host="127.0.0.1")
         self.source = SourceSide(settings=settings, transports=[self.transport])
         self.destination = DestinationSide(
@@ -116,7 +117,7 @@ async def test_a_data_connection_that_is_reset_breaks_the_pull_and_no_other(at_b
 
 
 async def test_a_half_open_data_connection_costs_the_deadline_of_a_fetch() -> None:
-    lab = Lab()
+    lab = Lab(HASTY)
     async with lab.running():
         await lab.hand_over()
         lab.data.stop()
@@ -131,11 +132,11 @@ async def test_a_half_open_data_connection_costs_the_deadline_of_a_fetch() -> No
 
 
 async def test_a_half_open_control_connection_costs_the_deadline_of_the_lease() -> None:
-    lab = Lab()
+    lab = Lab(HASTY)
     async with lab.running():
         await lab.hand_over()
         key = new_key()
-        lab.destination.reserve_and_pull(key, NUM_TOKENS, lab.source.begin(key, NUM_TOKENS, lease_ms=1_500))
+        lab.destination.reserve_and_pull(key, NUM_TOKENS, lab.source.begin(key, NUM_TOKENS, lease_ms=3_000))
         lab.calls.stop()
         lab.source.publish_all(key, NUM_TOKENS)
         await lab.destination.end_of(key)
@@ -147,7 +148,7 @@ async def test_a_half_open_control_connection_costs_the_deadline_of_the_lease() 
 
 
 async def test_strangers_get_nothing_and_cost_nothing() -> None:
-    with assert_no_leaks(except_files="memfd"):
+    async with assert_nothing_left(except_files="memfd"):
         lab = Lab()
         async with lab.running():
             strangers = []

@@ -14,7 +14,7 @@ from kv_transfer.transports.nixl import NixlPull
 from kv_transfer.transports.nixl_agent import MODULES, make_nixl_agent
 from pd_engine.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from support.fake_nixl import FakeNixlAgent
-from support.leaks import assert_no_leaks, until
+from support.leaks import assert_nothing_left, until
 from support.transport_cases import TIMEOUT_S, Pair, transport_pair
 
 
@@ -22,9 +22,8 @@ from support.transport_cases import TIMEOUT_S, Pair, transport_pair
 async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     monkeypatch.setattr(FakeNixlAgent, "alive", {})
     monkeypatch.setattr(FakeNixlAgent, "is_stalled", False)
-    with assert_no_leaks(except_files="memfd"):
-        async with transport_pair("fake nixl") as made:
-            yield made
+    async with assert_nothing_left(except_files="memfd"), transport_pair("fake nixl") as made:
+        yield made
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])

@@ -10,8 +10,9 @@ import pytest
 
 from kv_transfer.journey import JourneyKey, SourceInfo
 from pd_engine.errors import Gone, PdRelayError, Unavailable
+from support.fork_server import start_fork_server
 from support.handoffs import LAYOUT, DestinationSide, SourceSide, new_key, running
-from support.leaks import assert_no_leaks, assert_pool_is_free, until
+from support.leaks import assert_nothing_left, assert_pool_is_free, until
 from support.source_calls import (
     NUM_BLOCKS,
     NUM_TOKENS,
@@ -23,7 +24,7 @@ from support.source_calls import (
     publish,
     settings_of,
 )
-from support.source_process import ends, pins, source_process, start_fork_server
+from support.source_process import ends, pins, source_process
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,7 +40,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 async def test_two_processes_hand_over(transport: str) -> None:
     settings = settings_of(transport)
-    with assert_no_leaks(except_files="memfd"):
+    async with assert_nothing_left(except_files="memfd"):
         destination = DestinationSide(settings=settings)
         async with source_process(settings=settings) as source, running(destination):
             for num_tokens in (1, 16, 100):
@@ -134,14 +135,14 @@ async def test_a_source_that_dies_after_closing_is_not_missed(transport: str) ->
 
 @pytest.mark.parametrize("num_components", [0, 2])
 async def test_a_stopped_source_costs_its_deadline_and_nothing_else(transport: str, num_components: int) -> None:
-    settings = settings_of(transport, lease_ms=1_000, fetch_timeout_ms=500)
+    settings = settings_of(transport, lease_ms=2_500, fetch_timeout_ms=2_000)
     destination = DestinationSide(settings=settings)
     async with (
         running(destination), source_process(settings=settings) as stopped,
         source_process(settings=settings, worker_id="prefill-1") as other,
     ):
         key = new_key()
-        info = await begin(stopped, key, lease_ms=1_000)
+        info = await begin(stopped, key, lease_ms=2_500)
         for component in range(num_components):
             await stopped.call(publish, key, component, NUM_TOKENS)
         stopped.signal(signal.SIGSTOP)
@@ -159,7 +160,7 @@ async def test_a_stopped_source_costs_its_deadline_and_nothing_else(transport: s
 
 async def test_a_source_stopped_after_closing_delays_nothing(transport: str) -> None:
     """Everything is announced and fetched; the commit waits for nobody."""
-    settings = settings_of(transport, lease_ms=2_000, fetch_timeout_ms=500)
+    settings = settings_of(transport)
     destination = DestinationSide(settings=settings)
     async with running(destination), source_process(settings=settings) as source:
         key = new_key()
@@ -199,10 +200,10 @@ async def test_same_address_new_life(transport: str) -> None:
 
 async def test_nobody_renews() -> None:
     """A destination that is stopped: the source's pins end with their lease, and no sooner than its deadline."""
-    settings = settings_of("shared_memory", lease_ms=300)
+    settings = settings_of("shared_memory", lease_ms=1_000)
     async with source_process(settings=settings) as source:
         key = new_key()
-        await begin(source, key, lease_ms=300)
+        await begin(source, key, lease_ms=1_000)
         assert await source.call(pins) == (1, 64 - NUM_BLOCKS)
         await source.until(pins, (0, 64))
         assert await source.call(ends) == ["expired"]

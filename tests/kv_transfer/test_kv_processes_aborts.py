@@ -8,8 +8,9 @@ import pytest
 
 from kv_transfer.journey import JourneyKey
 from pd_engine.errors import Gone
+from support.fork_server import start_fork_server
 from support.handoffs import LAYOUT, DestinationSide, SourceSide, new_key, running
-from support.leaks import assert_no_leaks, until
+from support.leaks import assert_nothing_left, until
 from support.source_calls import (
     NUM_TOKENS,
     PROCESS_TRANSPORTS,
@@ -20,7 +21,7 @@ from support.source_calls import (
     release,
     settings_of,
 )
-from support.source_process import pins, source_process, start_fork_server
+from support.source_process import pins, source_process
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,7 +38,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 async def test_cancel_then_peer_dies(transport: str) -> None:
     """Cancelled here, then the peer is killed: all is free at once, and a late completion is ignored."""
     settings = settings_of(transport)
-    with assert_no_leaks(except_files="memfd"):
+    async with assert_nothing_left(except_files="memfd"):
         destination = DestinationSide(settings=settings)
         async with running(destination), source_process(settings=settings) as source:
             key = new_key()

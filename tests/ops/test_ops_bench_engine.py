@@ -43,6 +43,7 @@ def engine_process(*arguments: str) -> Child:
     return Child("pd-relay", [sys.executable, "-m", "pd_ops.bench.engine_process", *arguments], threads=1)
 
 
+@pytest.mark.slow
 def test_beside_transformers(model: Path) -> None:
     """fp32: both sides compute the same function, so the greedy tokens are the same."""
     finished = run_command("bench", "engine", "--model", model, "--dtype", "fp32", "--peers", "transformers", *QUICK)
@@ -118,7 +119,7 @@ def test_a_case_that_does_not_fit_is_left_out_and_said(model: Path) -> None:
 def test_ctrl_c_keeps_what_was_measured(model: Path) -> None:
     """Interrupted in its second case: the first one's rows are printed, and no process is left."""
     process = subprocess.Popen(
-        [*COMMAND, "bench", "engine", "--model", str(model), "--dtype", "bf16", "--peers", "none", "--rounds", "1000",
+        [*COMMAND, "bench", "engine", "--model", str(model), "--dtype", "bf16", "--peers", "none", "--rounds", "100",
          *QUICK[2:], "--prompt-tokens", "1000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True,
     )

@@ -35,7 +35,9 @@ def test_moving_rows() -> None:
     assert document["commit"]
 
 
-@pytest.mark.parametrize("transport", BEST_FIRST)
+@pytest.mark.parametrize("transport", [
+    pytest.param(name, marks=[pytest.mark.slow] if number else []) for number, name in enumerate(BEST_FIRST)
+])
 def test_handoff_rows(transport: str, tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "model", {"num_hidden_layers": 2}, seed=5)
     finished = run_command(

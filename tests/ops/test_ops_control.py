@@ -16,7 +16,7 @@ from pd_ops.cluster.control_messages import MAX_LINE_BYTES, DrainRequest, ScaleR
 from pd_ops.cluster.control_server import control_server, socket_path
 from pd_ops.cluster.operations import Caller, Operations
 from pd_ops.commands.scale import parse_sizes
-from support.leaks import assert_no_leaks
+from support.leaks import assert_nothing_left
 
 
 class Slow(Operations):
@@ -45,7 +45,7 @@ async def ask(address: str, line: bytes) -> list[dict[str, Any]]:
 
 
 async def test_progress_then_a_result_and_whoever_leaves_is_noticed() -> None:
-    with assert_no_leaks():
+    async with assert_nothing_left():
         operations = Slow()
         async with control_server(operations) as address:
             request = ScaleRequest(decode=2, drain_s=1.0).model_dump_json().encode() + b"\n"

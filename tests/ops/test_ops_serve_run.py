@@ -18,7 +18,7 @@ from pd_ops.bench.serve.record import Outcome, Recording
 from pd_ops.bench.serve.run import Measured, Measurement
 from pd_ops.bench.serve.sender import Sampling
 from pd_ops.bench.serve.traced import TracedRequest
-from support.leaks import assert_no_leaks, until
+from support.leaks import assert_nothing_left, until
 
 PROMPTS = PromptMaker(vocab_size=100)
 
@@ -88,7 +88,6 @@ async def test_closed_loop_waits_for_a_turn() -> None:
     measured = await running
     assert sender.most_open == 2
     assert len(measured.records) == 6
-    assert all(record.lag_ms < 1000 for record in measured.records)
     assert measured.records[-1].intended_s > 0  # due when it was sent
 
 
@@ -100,7 +99,7 @@ async def test_an_interruption_keeps_what_was_measured() -> None:
                 await super().send(token_ids, recording, now)
 
     sender, stop = Half(), asyncio.Event()
-    with assert_no_leaks():
+    async with assert_nothing_left():
         running = asyncio.create_task(measurement(at(0, 0, 3600), sender).run(stop))
         await until(lambda: bool(sender.started))
         stop.set()
@@ -184,9 +183,8 @@ async def test_streamed_completion(chunked: bool) -> None:
     last = choice("", finish_reason="length")
     whole = choice("ab", token_ids=[1, 2]) + choice("", token_ids=[3]) + last + USAGE + DONE
     pieces = [whole[start:start + 7] for start in range(0, len(whole), 7)]  # lines fall across them
-    with assert_no_leaks():
-        async with answering(b": a comment\n\n", *pieces, chunked=chunked) as (url, bodies):
-            recording = await ask(url)
+    async with assert_nothing_left(), answering(b": a comment\n\n", *pieces, chunked=chunked) as (url, bodies):
+        recording = await ask(url)
     assert recording.arrivals == [(1.5, 2), (1.5, 1)]
     assert recording.details == {
         "finish_reason": "length", "num_cached_tokens": 2, "num_accepted": 3, "num_drafted": 4,

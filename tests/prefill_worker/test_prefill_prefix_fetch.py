@@ -26,7 +26,7 @@ from pd_kernels.block_checksum.ranges import range_checksums
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.job import Job, PrefillSpec
 from support.handoffs import FINGERPRINT, LAYOUT, SECRET, SourceSide, new_key, slots_of
-from support.leaks import assert_no_leaks, assert_pool_is_free, until
+from support.leaks import assert_nothing_left, assert_pool_is_free, until
 
 TOKENS = list(range(100, 170))  # four blocks and a tail
 LONG_MS = 30_000
@@ -95,7 +95,7 @@ async def start() -> AsyncIterator[Callable[[int], Fetching]]:
         made.append(Fetching(fetch_ms))
         return made[-1]
 
-    with assert_no_leaks(except_files="pd-relay-arena"):
+    async with assert_nothing_left(except_files="pd-relay-arena"):
         yield make
         for each in made:
             await each.fetcher.close()

@@ -10,7 +10,7 @@ import pytest
 from pd_engine.cache.arena import Arena
 from support import leaks
 from support.handoff_prompt import PAGED
-from support.leaks import assert_no_leaks, assert_nothing_left
+from support.leaks import assert_nothing_left
 
 
 async def stream(arena: Arena) -> AsyncIterator[int]:
@@ -30,11 +30,6 @@ async def cut_stream() -> list[Any]:
 
 async def test_a_stream_that_only_a_cycle_keeps_is_closed_by_the_loop() -> None:
     async with assert_nothing_left():
-        await cut_stream()
-
-
-async def test_the_check_in_one_go_is_too_early_for_it() -> None:
-    with pytest.raises(AssertionError, match="pd-relay-arena"), assert_no_leaks():
         await cut_stream()
 
 

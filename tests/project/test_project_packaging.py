@@ -42,6 +42,7 @@ def test_generic_names_do_not_import_from_here(name: str) -> None:
     assert str(ROOT) not in result.stdout
 
 
+@pytest.mark.slow
 def test_transformers_still_loads_models_beside_this_project() -> None:
     code = "from transformers import DeepseekV3ForCausalLM; print(DeepseekV3ForCausalLM.__name__)"
     result = subprocess.run([sys.executable, "-c", code], cwd="/", check=False, capture_output=True, text=True)

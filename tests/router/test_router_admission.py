@@ -38,7 +38,7 @@ def test_what_would_be_late_is_refused_with_a_hint(
 
 @pytest.fixture
 async def lab() -> AsyncIterator[RouterLab]:
-    async with router_lab(settings(router={"ttft_target_ms": 500}), num_prefill=2, num_blocks=20) as lab:
+    async with router_lab(settings(router={"ttft_target_ms": 5_000}), num_prefill=2, num_blocks=20) as lab:
         yield lab
 
 
@@ -47,7 +47,7 @@ async def until_measured(lab: RouterLab, tokens_per_s: float) -> None:
     for stub in lab.prefill:
         stub.loads["prefill_tokens_per_s"] = tokens_per_s
     expected_ms = len(PROMPT) * 1000 / tokens_per_s
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             report = await lab.api.Explain(lab.request(PROMPT))
             if all(c.terms[1].ms == pytest.approx(expected_ms) for c in report.candidates if c.part == "prefill"):
@@ -55,10 +55,10 @@ async def until_measured(lab: RouterLab, tokens_per_s: float) -> None:
 
 
 async def test_a_slow_pool_refuses_and_a_fast_one_serves(lab: RouterLab) -> None:
-    await until_measured(lab, 100.0)
-    with pytest.raises(ResourceExhausted, match=r"after about 10.. ms; the target is 500 ms") as caught:
+    await until_measured(lab, 10.0)
+    with pytest.raises(ResourceExhausted, match=r"after about 1\d{4} ms; the target is 5000 ms") as caught:
         await lab.generate(PROMPT)
-    assert 450 <= (caught.value.retry_after_ms or 0) <= 600
+    assert 5_000 <= (caught.value.retry_after_ms or 0) <= MAX_RETRY_MS
     assert all(not stub.calls for stub in lab.stubs)
     reply = await lab.http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
     assert reply.status_code == 429
@@ -78,7 +78,7 @@ async def test_who_finds_no_room_in_time_is_refused(lab: RouterLab) -> None:
     running = asyncio.create_task(lab.generate(PROMPT, max_tokens=100))
     await eventually(lambda: lab.decode[0].arrived["stall"].is_set())
     with pytest.raises(ResourceExhausted, match="no worker has had room within 500 ms") as caught:
-        await lab.generate(PROMPT, max_tokens=200)
+        await lab.generate(PROMPT, max_tokens=200, ttft_target_ms=500)
     assert caught.value.retry_after_ms == 500
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -91,7 +91,7 @@ async def test_a_request_has_targets_of_its_own(lab: RouterLab) -> None:
         await lab.generate(PROMPT, ttft_target_ms=50)
     reply = await lab.http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4, "ttft_target_ms": 50})
     assert reply.status_code == 429
-    assert (await lab.generate(PROMPT, ttft_target_ms=5_000)).output_ids
+    assert (await lab.generate(PROMPT, ttft_target_ms=60_000)).output_ids
 
 
 async def test_no_worker_takes_more_than_keep_the_pace() -> None:
@@ -109,7 +109,7 @@ async def test_no_worker_takes_more_than_keep_the_pace() -> None:
         decode.faults.stall_at = 2
         decode.arrived["stall"].clear()
         second = asyncio.create_task(lab.generate(PROMPT, max_tokens=20))
-        await eventually(lambda: decode.arrived["stall"].is_set())
+        await eventually(lambda: link.load.report is not None and link.load.report.num_leases == 2)
         third = asyncio.create_task(lab.generate(PROMPT, max_tokens=4))
         await eventually(lambda: lab.router.num_running == 3)
         with pytest.raises(ResourceExhausted, match="no worker keeps within 20 ms a token"):

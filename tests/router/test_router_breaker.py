@@ -100,7 +100,7 @@ async def test_a_worker_that_fails_is_left_alone_until_a_probe_succeeds() -> Non
         with pytest.raises(Unavailable, match="prefill: no worker is ready"):
             await lab.generate()
         assert sum(call == "Prefill" for call, _, _ in prefill.calls) == FAILURES_IN_A_ROW
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while link.breaker.is_open:
                 try:
                     assert list((await lab.generate()).output_ids) == toy_generate(PROMPT, 8)

@@ -31,6 +31,7 @@ def held(lab: RouterLab) -> dict[str, int]:
 
 async def served_by(lab: RouterLab) -> tuple[str, str]:
     """Who prefills and who decodes the prompt now."""
+    await lab.until_reported_idle()
     lab.forget()
     complete = await lab.generate(PROMPT, max_tokens=2)
     return complete.handoff.prefill_worker, complete.handoff.decode_worker
@@ -157,7 +158,7 @@ class Streams:
 async def follow(index: PrefixIndex, streams: Streams) -> None:
     """Until all was played and taken in."""
     task = asyncio.create_task(follow_cache(index, "w", "e", streams.subscribe))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await streams.drained.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -66,9 +66,9 @@ async def test_a_client_that_goes_away_releases_everything(when: str) -> None:
 
 
 async def test_the_request_deadline_ends_it() -> None:
-    async with router_lab(settings(router={"request_timeout_ms": 300})) as lab:
+    async with router_lab(settings(router={"request_timeout_ms": 1_000})) as lab:
         lab.decode[0].faults.stall_at = 2
-        with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.3 s"):
+        with pytest.raises(DeadlineExceeded, match="did not end within 1 s"):
             await lab.generate(max_tokens=50)
 
 

@@ -64,6 +64,7 @@ async def test_decode_says_no() -> None:
 async def test_decode_without_room_is_passed_over_before_any_prefill() -> None:
     async with router_lab(num_decode=2) as lab:
         lab.decode[0].faults.reserve = [ResourceExhausted("full")]
+        lab.decode[0].faults.mute = True  # its next report would say that it has room again
         complete = await lab.generate(max_tokens=20)
         assert list(complete.output_ids) == ANSWER
         assert complete.handoff.decode_worker == "decode-1"
@@ -115,6 +116,7 @@ async def test_a_worker_that_dies_while_sequences_wait_there_is_avoided_all_the_
 async def test_a_full_prefill_queue_is_passed_over() -> None:
     async with router_lab(num_prefill=2) as lab:
         lab.prefill[0].faults.prefill = [ResourceExhausted("queue is full")]
+        lab.prefill[0].faults.mute = True
         complete = await lab.generate(max_tokens=20)
         assert list(complete.output_ids) == ANSWER
         assert complete.handoff.prefill_worker == "prefill-1"

@@ -31,7 +31,7 @@ TEXTS = ["", "a", "naïve ☃", "<｜User｜>", "\x00", "a\ud800", "x" * 5_000, 
 INTEGERS = [-1, 0, 1, 2, 3, 7, 20, 128, 129, 4095, 4096, 2**31, 2**32, 2**64, -(2**63), 10**400]
 FLOATS = [-1.0, 0.0, 0.5, 1.0, 2.0, 1e-40, 1e300]
 CALLS = ("Generate", "Explain", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads")
-NUM_FEW, NUM_MANY = 300, 5_000  # requests
+NUM_FEW, NUM_MANY = 150, 5_000  # requests
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -120,7 +120,7 @@ async def test_a_router_process_serves_weighs_little_and_ends_on_sigterm(environ
         assert info.router_pid == process.pid
         assert 0 < info.router_rss_bytes < MAX_RSS_BYTES
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()
@@ -134,4 +134,4 @@ async def test_a_followed_router_ends_with_its_stdin(environment: dict[str, str]
     assert set(addresses) == {"grpc", "http"}
     assert process.stdin is not None
     process.stdin.close()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), 60) == 0

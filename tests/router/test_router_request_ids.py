@@ -67,7 +67,7 @@ async def test_one_reader_may_go_while_another_reads() -> None:
     async with router_lab() as lab:
         lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
         going, staying = asyncio.create_task(read(lab)), asyncio.create_task(read(lab))
-        await eventually(lambda: num_prefills(lab) == 1)
+        await eventually(lambda: num_prefills(lab) == 1 and num_readers(lab) == 2)
         going.cancel()
         await asyncio.gather(going, return_exceptions=True)
         gate.set()
@@ -111,7 +111,7 @@ async def test_a_resumable_request_goes_on_without_its_client() -> None:
         lab.decode[0].faults.stall_at = 5
         call = await begin(lab, 5, resumable=True)
         call.cancel()
-        await eventually(lambda: sum(running.num_readers for running in running_in(lab)) == 0)
+        await eventually(lambda: num_readers(lab) == 0)
         await lab.decode[0].kill()  # ends the stall: the rest comes from another attempt
         await lab.decode[0].start()
         first, ids, _ = await read(lab, resumable=True, resume_from=[5])
@@ -164,7 +164,7 @@ async def test_a_request_that_is_known_is_let_in_when_the_system_is_full(monkeyp
         first = asyncio.create_task(read(lab))
         await eventually(lambda: num_prefills(lab) == 1)
         second = asyncio.create_task(read(lab))
-        await eventually(lambda: sum(running.num_readers for running in running_in(lab)) == 2)
+        await eventually(lambda: num_readers(lab) == 2)
         with pytest.raises(ResourceExhausted):
             await read(lab, request_id="two")
         gate.set()
@@ -221,6 +221,10 @@ async def http_choices(lab: RouterLab, body: dict[str, Any]) -> list[dict[str, A
 
 def running_in(lab: RouterLab) -> list[Any]:
     return lab.router._dispatcher._known.running()
+
+
+def num_readers(lab: RouterLab) -> int:
+    return sum(running.num_readers for running in running_in(lab))
 
 
 class KnownRequestsMachine(RuleBasedStateMachine):

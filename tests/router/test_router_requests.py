@@ -244,6 +244,7 @@ async def test_the_system_is_full() -> None:
         gate.set()
         for task in running:
             assert list((await task).output_ids) == toy_generate(PROMPT, 8)
+        await eventually(lambda: lab.router.num_running == 0)
         assert (await lab.generate()).output_ids
 
 

@@ -22,7 +22,7 @@ def attempts(lab: RouterLab, name: str) -> list[int]:
 
 async def test_late_renewals_lose_nobody() -> None:
     """The worker reports as ever; what journeys have there goes on."""
-    config = settings(router={"worker_silence_ms": 500})
+    config = settings(router={"worker_silence_ms": 1_000})
     async with router_lab(config) as lab:
         [decode] = lab.decode
         decode.faults.renew_gate = asyncio.Event()
@@ -38,7 +38,7 @@ async def test_late_renewals_lose_nobody() -> None:
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_silent_worker_is_lost(role: str) -> None:
     """Its connection stays, as a stopped process's does; another one of its pool takes over."""
-    config = settings(router={"worker_silence_ms": 500})
+    config = settings(router={"worker_silence_ms": 1_000})
     async with router_lab(config, num_prefill=2, num_decode=2) as lab:
         pool = lab.prefill if role == "prefill" else lab.decode
         for stub in pool:
@@ -61,13 +61,13 @@ async def test_a_silent_worker_is_lost(role: str) -> None:
 
 async def test_a_router_that_was_stopped_itself_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it slept: it has not listened."""
-    async with router_lab(settings(router={"worker_silence_ms": 500})) as lab:
+    async with router_lab(settings(router={"worker_silence_ms": 1_000})) as lab:
         lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
         running = asyncio.create_task(lab.generate(max_tokens=20))
         await lab.prefill[0].arrived["Prefill"].wait()
         loop = asyncio.get_running_loop()
         now = loop.time
-        monkeypatch.setattr(loop, "time", lambda: now() + 0.6)
+        monkeypatch.setattr(loop, "time", lambda: now() + 1.2)
         await asyncio.sleep(0)
         gate.set()
         assert list((await running).output_ids) == ANSWER
@@ -130,7 +130,7 @@ async def test_no_prefill_left() -> None:
 
 async def test_late_tokens_of_a_worker_that_was_stopped_are_dropped() -> None:
     """It goes on while another one has taken over; what it says then is of an attempt that is over."""
-    config = settings(router={"worker_silence_ms": 500, "max_attempts": 8})
+    config = settings(router={"worker_silence_ms": 1_000, "max_attempts": 8})
     async with router_lab(config, num_decode=2) as lab:
         for stub in lab.decode:
             stub.faults.stall_at = 7

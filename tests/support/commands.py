@@ -1,4 +1,4 @@
-"""Runs `pd-relay` as a user does: in a process of its own."""
+"""Runs `pd-relay` as a user does: in a process of its own. Most are forked, as Python takes a second to start."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pd_ops.cli import run
+from support.fork_server import start_fork_server
 
 TIMEOUT_S = 120.0
 COMMAND = (sys.executable, "-m", "pd_ops.cli")
@@ -45,9 +49,41 @@ def run_command(
     *arguments: str | bytes | Path, timeout_s: float = TIMEOUT_S, stdin: bytes = b"", **more: str
 ) -> Finished:
     """Runs one command to its end; `more` is added to its environment."""
+    with tempfile.TemporaryDirectory(prefix="pd-relay-command-") as name:
+        folder = Path(name)
+        (folder / "0").write_bytes(stdin)
+        words = [os.fsdecode(argument) for argument in arguments]
+        process = start_fork_server().Process(target=_run, args=(words, environment(**more), os.getcwd(), folder))
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise TimeoutError(f"{words} did not end within {timeout_s} s: {(folder / '2').read_text()}")
+        code = process.exitcode
+        process.close()
+        return Finished(code=code, stdout=(folder / "1").read_text(), stderr=(folder / "2").read_text())
+
+
+def _run(words: list[str], variables: dict[str, str], directory: str, folder: Path) -> None:
+    """In the forked process: as if Python had been started with standard files in `folder`, named by number."""
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(variables)
+    for number in range(3):
+        opened = os.open(folder / str(number), os.O_RDWR | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    sys.argv = ["pd-relay", *words]
+    sys.exit(run(words))
+
+
+def run_anew(*arguments: str | bytes | Path, timeout_s: float = TIMEOUT_S, **more: str) -> Finished:
+    """As `run_command`, in a Python that is started for it: for what starts a cluster of its own."""
     result = subprocess.run(
-        [*COMMAND, *arguments], env=environment(**more), input=stdin, capture_output=True, timeout=timeout_s,
-        check=False,
+        [*COMMAND, *arguments], env=environment(**more), stdin=subprocess.DEVNULL, capture_output=True,
+        timeout=timeout_s, check=False,
     )
     return Finished(code=result.returncode, stdout=result.stdout.decode(), stderr=result.stderr.decode())
 

@@ -9,7 +9,8 @@ import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -34,9 +35,13 @@ def assert_pool_is_free(pool: BlockPool) -> None:
     assert pool.num_free == pool.num_blocks, f"blocks are still held: {pool.holdings()}"
 
 
-@contextmanager
-def assert_no_leaks(*, except_files: str | None = None) -> Iterator[None]:
-    """Around everything that a test starts and stops.
+@asynccontextmanager
+async def assert_nothing_left(*, except_files: str | None = None) -> AsyncIterator[None]:
+    """Around everything that a test starts and stops in its event loop.
+
+    What is about to close gets time to: gRPC closes sockets in threads of its own, and an asynchronous generator that
+    nobody refers to any more, or that the collector finds, is closed by a task of the loop, and holds all that its
+    frame refers to until then: gRPC leaves those of cut streams to this.
 
     Args:
         except_files: part of the name of files that a fixture may still refer to.
@@ -45,47 +50,34 @@ def assert_no_leaks(*, except_files: str | None = None) -> Iterator[None]:
     resource_tracker.ensure_running()  # so does the helper of multiprocessing
     before = _resources()
     yield
-    after = _resources()
-    if after.files - before.files:
-        gc.collect()  # what only a reference cycle keeps is no leak
-        after = _resources()
-    new_files = {name for name in after.files - before.files if except_files is None or except_files not in name}
-    assert not new_files, f"open files were left behind: {sorted(new_files)}"
-    assert not after.children - before.children, f"child processes were left: {after.children - before.children}"
-    new_threads = {name for name in after.threads - before.threads if not _is_shared(name)}
-    assert not new_threads, f"threads were left behind: {sorted(new_threads)}"
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSING_S):
+            while _resources().beyond(before, except_files):
+                gc.collect()
+                await asyncio.sleep(0.002)
+    left = _resources().beyond(before, except_files)
+    assert not left, f"left behind: {left}"
 
 
-@asynccontextmanager
-async def assert_nothing_left() -> AsyncIterator[None]:
-    """`assert_no_leaks` around what runs in this event loop.
-
-    An asynchronous generator that nobody refers to any more, or that the collector finds, is closed by a task of the
-    loop, and holds all that its frame refers to until then: gRPC leaves those of cut streams to this. So the loop gets
-    time to do it.
-    """
-    with assert_no_leaks():
-        before = set(_open_files())
-        yield
-        with contextlib.suppress(TimeoutError):  # the check tells what is still there
-            async with asyncio.timeout(CLOSING_S):
-                while set(_open_files()) - before:
-                    gc.collect()
-                    await asyncio.sleep(0.002)
-
-
+@dataclass(frozen=True, kw_only=True)
 class _Resources:
-    def __init__(self, files: set[str], children: set[int], threads: set[str]) -> None:
-        self.files = files
-        self.children = children
-        self.threads = threads
+    files: frozenset[str]
+    children: frozenset[int]
+    threads: frozenset[str]
+
+    def beyond(self, before: _Resources, except_files: str | None) -> list[str]:
+        """What there is more, by name."""
+        files = [name for name in self.files - before.files if except_files is None or except_files not in name]
+        children = [f"child process {pid}" for pid in self.children - before.children]
+        threads = [name for name in self.threads - before.threads if not _is_shared(name)]
+        return sorted([*files, *children, *threads])
 
 
 def _resources() -> _Resources:
     return _Resources(
-        files=set(_open_files()),
-        children={child.pid for child in psutil.Process().children(recursive=True)},
-        threads={f"{thread.name}-{thread.ident}" for thread in threading.enumerate()},
+        files=frozenset(_open_files()),
+        children=frozenset(child.pid for child in psutil.Process().children(recursive=True)),
+        threads=frozenset(f"{thread.name}-{thread.ident}" for thread in threading.enumerate()),
     )
 
 

@@ -77,8 +77,9 @@ class Player:
     def __init__(self, prefill_address: str, decode_address: str, secret: str) -> None:
         self.prefill_address, self.decode_address = prefill_address, decode_address
         self.router_id = f"router-{secrets.token_hex(4)}"
-        self.prefill_channel = client.connect(prefill_address, secret)
-        self.decode_channel = client.connect(decode_address, secret)
+        patience_ms = round(CALL_TIMEOUT_S * 1000)  # as a router has with busy workers
+        self.prefill_channel = client.connect(prefill_address, secret, keepalive_timeout_ms=patience_ms)
+        self.decode_channel = client.connect(decode_address, secret, keepalive_timeout_ms=patience_ms)
         self.prefill = client.prefill_stub(self.prefill_channel)
         self.prefill_worker = client.worker_stub(self.prefill_channel)
         self.decode = client.decode_stub(self.decode_channel)

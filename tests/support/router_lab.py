@@ -14,6 +14,7 @@ from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import api_pb2_grpc
 from pd_engine.service.client import typed_error
 from pd_engine.settings import Settings
+from pd_router.link_state import LinkState
 from pd_router.server import Router, WorkerEndpoint
 from support.stub_faults import Faults
 from support.stub_worker import StubWorker
@@ -22,7 +23,7 @@ SECRET = "the-secret-of-this-test"
 PROMPT = [11, 22, 33, 44, 55]
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Waits until it holds; fails loudly if it never does."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the condition is another party's state
@@ -61,8 +62,9 @@ class RouterLab:
         self.grpc_address = addresses.grpc
         self._channel = grpc.aio.insecure_channel(addresses.grpc)
         self.api = api_pb2_grpc.PdRelayStub(self._channel)
-        self.http = httpx.AsyncClient(base_url=f"http://{addresses.http}", timeout=30)
+        self.http = httpx.AsyncClient(base_url=f"http://{addresses.http}", timeout=60, verify=False)
         await self.tell_workers()
+        await eventually(lambda: all(link.state is LinkState.READY for link in self.router._registry.links()))
 
     async def tell_workers(self) -> None:
         await self.router.set_workers(self.endpoints())
@@ -84,6 +86,15 @@ class RouterLab:
         await self.router.stop(drain_s=0)
         for worker in self.stubs:
             await worker.kill()
+
+    async def until_reported_idle(self) -> None:
+        """Nothing runs, and the last report of every decode worker says so: placement takes them for alike again."""
+        await eventually(lambda: self.router.num_running == 0)
+        for stub in self.decode:
+            link = self.router._registry.link(stub.worker_id)
+            assert link is not None
+            load = link.load
+            await eventually(lambda stub=stub, load=load: load.num_blocks_free == stub.num_blocks)  # type: ignore[misc]
 
     async def assert_no_leaks(self) -> None:
         """Nothing is left anywhere, once the workers have been told."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pd_engine.settings import TransferSettings
+from support.fork_server import start_fork_server
 from support.handoffs import SourceSide
 
 Action = Callable[..., Any]
@@ -58,17 +55,6 @@ class SourceProcess:
         if not ok:
             raise value
         return value
-
-
-def start_fork_server() -> ForkServerContext:
-    """A process that has imported everything and does nothing, of which sources are forked: torch takes seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.handoffs"])
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), before])  # it ignores sys.path
-    forkserver.ensure_running()
-    os.environ["PYTHONPATH"] = before
-    return context
 
 
 @asynccontextmanager

@@ -23,7 +23,6 @@ from support.leaks import until
 CONTEXT = 400
 WORKERS: dict[str, Any] = {
     "engine": {"cache_mib": 16, "chunk_tokens": 64, "max_context_length": CONTEXT},
-    "transfer": {"lease_ms": 2_000},
     "decode": {"adaptive_speculation": False},
 }
 
@@ -73,6 +72,10 @@ class Lab:
         except grpc.aio.AioRpcError as error:
             raise typed_error(error) from None
         raise AssertionError("a stream without its last message")
+
+    async def until_ready(self) -> None:
+        """The router may place journeys on every worker."""
+        await until(lambda: all(link.takes_work for link in self.router._registry.links()))
 
     async def until_idle(self) -> None:
         """Every worker that is alive holds nothing, and says so."""
@@ -140,6 +143,7 @@ async def start_lab(prefill: list[ProcessWorker], decode: list[ProcessWorker], l
         lab = Lab(router, prefill, decode, api_pb2_grpc.PdRelayStub(channel), http, log_dir)
         try:
             await lab.tell_workers()
+            await lab.until_ready()
             yield lab
             await lab.until_idle()
         finally:

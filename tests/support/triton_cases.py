@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +18,12 @@ TABLE_NAMES = {
     "head": "linear", "moe_experts_unshared": "moe_experts", "mla_attention": "mla_attention_on_matrix_units",
     "mla_attention_expanded": "mla_attention_expanded_on_matrix_units",
 }
+
+
+# The interpreter is slow: float32, in which nobody serves, is for `make gate`.
+dtypes = pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow), pytest.param(torch.bfloat16, id="bf16")]
+)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from pd_engine.text.chat import ChatMessage
 from pd_engine.text.tokenizer import Tokenizer
 
 DEMO = Path(pd_engine.model.__file__).parent / "demo"
+ONE_PAIR = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def deepseek_v3_files() -> Path:
@@ -69,14 +70,14 @@ HOSTILE = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(ONE_PAIR, max_examples=150)
 @given(turns=TURNS)
 def test_chat_without_special_tokens_is_the_plain_rendering(pair: Pair, turns: list[tuple[str, str]]) -> None:
     turns = [(role, content) for role, content in turns if is_plain(content, pair.control)] or [("user", "x")]
     assert pair.ours.chat_ids([ChatMessage(*turn) for turn in turns]) == pair.oracle_chat(turns)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(ONE_PAIR, max_examples=150)
 @given(contents=st.lists(HOSTILE, min_size=1, max_size=3))
 def test_content_never_becomes_control(pair: Pair, contents: list[str]) -> None:
     """Whatever a user writes, the control tokens are those of a harmless chat of the same shape, and it reads back."""
@@ -101,7 +102,7 @@ def test_control_tokens_in_text_are_text_unless_parsed(pair: Pair) -> None:
     assert pair.ours.decode(plain) == text
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(ONE_PAIR, max_examples=100)
 @given(text=HOSTILE | st.text(max_size=60))
 def test_encode_is_the_oracles_and_decode_gives_the_text_back(pair: Pair, text: str) -> None:
     assert pair.ours.encode(text, parse_special=True, add_bos=False) == pair.oracle.encode(
@@ -110,7 +111,7 @@ def test_encode_is_the_oracles_and_decode_gives_the_text_back(pair: Pair, text: 
     assert pair.ours.decode(pair.ours.encode(text, add_bos=False)) == text
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(ONE_PAIR, max_examples=200)
 @given(data=st.data())
 def test_decode_is_the_oracles_for_any_ids(pair: Pair, data: st.DataObject) -> None:
     """Random ids are mostly invalid UTF-8; special tokens are left out, ids beyond the vocabulary give nothing."""

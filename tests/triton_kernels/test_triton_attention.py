@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pd_kernels.latent_fp8 import reference as latent_fp8
 from pd_kernels.ops import Rows
-from support.kernel_cases import ALL_DIMS, DTYPES, ODD, SMALL, Dims, PagedRun, PagedSequences, Row, same_bits
-from support.triton_cases import check_op, reference_ops, triton_ops
+from support.kernel_cases import ALL_DIMS, ODD, SMALL, Dims, PagedRun, PagedSequences, Row, same_bits
+from support.triton_cases import check_op, dtypes, reference_ops, triton_ops
 
 from pd_kernels.mla_attention import triton as mla_attention  # isort: skip
 
@@ -19,7 +19,6 @@ INT_MAX = 2**31 - 1
 LENGTHS = [130, 1, 71]
 SOME_ROWS = [Row(sequence=0, position=p) for p in (0, 1, 63, 64, 129)] + [
     Row(sequence=1, position=0), Row(sequence=2, position=65), Row(sequence=2, position=70)]
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 forms = pytest.mark.parametrize("expanded", [False, True], ids=["absorbed", "expanded"])
 
 

@@ -9,13 +9,12 @@ from torch import Tensor
 from pd_kernels.fp8_gemm.reference import Fp8Weight, fp8_expert
 from pd_kernels.fp8_gemm.reference import fp8_linear as reference_linear
 from pd_kernels.fp8_quant import reference as quant_reference
-from support.kernel_cases import DTYPES, Inputs, same_bits
-from support.triton_cases import check_op, triton_ops
+from support.kernel_cases import Inputs, same_bits
+from support.triton_cases import check_op, dtypes, triton_ops
 
 from pd_kernels.fp8_quant import triton as quant  # isort: skip
 from pd_kernels.moe_experts.triton import Experts  # isort: skip
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 scales = pytest.mark.parametrize("power_of_two", [False, True], ids=["amax", "ue8m0"])
 
 
