@@ -11,6 +11,7 @@ from kv_transfer.journey import JourneyKey
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import AlreadyExists
 from pd_engine.priority import DEFAULT_PRIORITY
+from pd_engine.service.prompt_times import PromptTimes
 from pd_engine.service.requests import Choice
 
 
@@ -95,6 +96,7 @@ class ChoiceRecord:
         num_host_blocks: of the host tier, that are its own.
         in_compute: the compute thread may still write to the blocks.
         told_end: the router was told how it ended.
+        prompt_times: where a prompt that is computed here spends its time; None for others.
     """
 
     spec: ReserveSpec
@@ -119,6 +121,7 @@ class ChoiceRecord:
     num_host_blocks: int = 0
     in_compute: bool = False
     told_end: bool = False
+    prompt_times: PromptTimes | None = None
 
     @property
     def name(self) -> str:

@@ -71,7 +71,8 @@ class DecodeCore:
             on_room=self.steps.supply,
         )
         self.local = self.steps.local = LocalChoices(
-            blocks=blocks, block_size=block_size, room=room, hub=hub, runner=runner, post=post, fail=self.ends.fail
+            blocks=blocks, block_size=block_size, room=room, hub=hub, runner=runner, post=post, fail=self.ends.fail,
+            clock=clock,
         )
         self._books_checked = False
         self.draining = False

@@ -52,6 +52,7 @@ def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
     return pb.HandoffDone(
         bytes=result.num_bytes, transport=result.transport, block_checksums=checksums,
         hidden_bytes=result.num_hidden_bytes, cached_tokens=result.closing.num_cached_tokens,
+        pull_ms=result.pull_s * 1000, exposed_ms=result.exposed_s * 1000,
     )
 
 

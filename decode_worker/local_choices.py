@@ -14,12 +14,13 @@ from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner
 from decode_worker.tokens_hub import TokensHub
 from kv_transfer.destination import Lease
-from kv_transfer.journey import PrefixSource
+from kv_transfer.journey import Clock, PrefixSource
 from kv_transfer.prefix_fetch import PrefixFetcher
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError, ResourceExhausted
 from pd_engine.priority import Turn
 from pd_engine.sequence import Sequence
+from pd_engine.service.prompt_times import PromptTimes
 from pd_engine.service.rates import Rate
 from pd_engine.steps.state import take_cached
 
@@ -41,7 +42,7 @@ class LocalChoices:
 
     def __init__(
         self, *, blocks: ChoiceBlocks, block_size: int, room: RoomKeeper, hub: TokensHub, runner: DecodeRunner,
-        post: Callable[[Callable[[], None]], None], fail: Callable[[ChoiceRecord, PdRelayError], None],
+        post: Callable[[Callable[[], None]], None], fail: Callable[[ChoiceRecord, PdRelayError], None], clock: Clock,
     ) -> None:
         self._blocks = blocks
         self._block_size = block_size
@@ -50,18 +51,21 @@ class LocalChoices:
         self._runner = runner
         self._post = post
         self._fail = fail
+        self._clock = clock
         self._prompts: list[ChoiceRecord] = []  # and some that were
         self.tokens_per_s = Rate()
 
     def begin(self, record: ChoiceRecord, lease: Lease, holder: PrefixSource | None, now_s: float) -> None:
         """Its lease is kept: the compute thread has its prompt from here, or when what `holder` has is fetched."""
         record.begun_s = now_s
+        record.prompt_times = PromptTimes(arrived_s=now_s)
         self._blocks.kept(record, lease.block_ids, lease.num_held_blocks)
         self._prompts.append(record)
         self._room.arrive(record)
         wish = self._blocks.wish(record, holder)
         if wish is not None and self.fetcher.start(record, wish):
             record.move(ChoiceState.FETCHING)
+            record.prompt_times.fetching_s = now_s
         else:
             self._compute(record)
 
@@ -81,6 +85,8 @@ class LocalChoices:
         sequence = self._sequence(record)
         record.num_computed = sequence.num_computed
         record.in_compute = True
+        assert record.prompt_times is not None, record.name
+        record.prompt_times.running_s = self._clock()
         turn = Turn(priority=record.spec.priority, arrived_s=record.begun_s, deadline_s=record.deadline_s)
         with_checksums = record.spec.report_block_checksums
         self._post(lambda: self._runner.add_prompt(sequence, turn, with_checksums=with_checksums))
@@ -91,6 +97,8 @@ class LocalChoices:
             self.tokens_per_s.add(report.num_tokens, report.seconds + decode_seconds)
         for name, num_computed, num_final_mtp in report.progress:
             if (record := records.get(name)) is not None:
+                if record.prompt_times is not None:
+                    record.prompt_times.note_chunk(self._clock(), report.seconds, num_computed - record.num_computed)
                 self._blocks.computed(record, num_computed, num_final_mtp)
 
     def first_token(self, record: ChoiceRecord, first: LocalFirst) -> None:
@@ -98,8 +106,9 @@ class LocalChoices:
         record.move(ChoiceState.DECODING)
         key, choice = record.spec.key, record.spec.choice
         num_cached = min(record.num_cached_blocks * self._block_size, choice.num_prompt_tokens)
+        times = None if record.prompt_times is None else record.prompt_times.message(self._clock())
         self._hub.set_local_prefill(
-            key, pb.LocalPrefillDone(cached_tokens=num_cached, block_checksums=first.checksums)
+            key, pb.LocalPrefillDone(cached_tokens=num_cached, block_checksums=first.checksums, times=times)
         )
         self._blocks.grew(record, [first.token.token_id], first.sequence.num_computed_mtp)
         self._hub.push(key, [first.token])

@@ -172,7 +172,7 @@ class DecodeWorker:
     def loads(self) -> pb.LoadsReply:
         core, engine, destination, source = self._core, self._engine, self._destination, self._source
         assert core is not None and engine is not None and destination is not None and source is not None, "not started"
-        return pb.LoadsReply(
+        reply = pb.LoadsReply(
             epoch=self._endpoint.epoch,
             state="draining" if core.draining else "ready",
             num_running=core.steps.num_running,
@@ -193,6 +193,8 @@ class DecodeWorker:
             num_moves_total=core.room.num_moves,
             num_recomputed_total=core.room.num_recomputed,
         )
+        reply.MergeFrom(destination.totals.loads())
+        return reply
 
     def _build_runner(self, thread: Compute[DecodeRunner]) -> DecodeRunner:
         """In the compute thread."""

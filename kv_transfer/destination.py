@@ -23,6 +23,7 @@ from kv_transfer.manifest import Closing, Hello
 from kv_transfer.peers import Peers
 from kv_transfer.prefix_calls import HeldPrefix, PrefixCalls, WantedPrefix
 from kv_transfer.pull import PullDesk
+from kv_transfer.transfer_totals import TransferTotals
 from kv_transfer.transport import Checksums, PullTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
@@ -62,6 +63,7 @@ class PullResult:
             (`closing.finish_reason` is set): then the lease has been released.
         num_bytes: valid slots not already held x bytes a token.
         num_hidden_bytes: of these, verified before the source said that the prompt was computed.
+        pull_s, exposed_s: from the pull's beginning, and from when the source said so, until everything was here.
         checksums: uint64 [components, blocks of the prompt], each over the valid slots; 0 for held blocks.
     """
 
@@ -69,6 +71,8 @@ class PullResult:
     closing: Closing
     num_bytes: int
     num_hidden_bytes: int
+    pull_s: float
+    exposed_s: float
     transport: str
     checksums: npt.NDArray[np.uint64]
 
@@ -237,6 +241,11 @@ class HandoffDestination:
         return self._desk.bytes_per_s.value
 
     @property
+    def totals(self) -> TransferTotals:
+        """Of this life."""
+        return self._desk.totals
+
+    @property
     def num_quarantined(self) -> int:
         """Blocks that wait for a transfer to end."""
         return self._book.num_quarantined
@@ -249,6 +258,7 @@ class HandoffDestination:
                     self._desk.stop_manifest(lease)
                     self._complete(lease)
                 case Broke(lease, error, missing):
+                    self.totals.num_failed_pulls += 1
                     self._desk.stop_manifest(lease)
                     self._on_failed(lease.key, error, missing)
                 case Ended(lease):
@@ -257,19 +267,21 @@ class HandoffDestination:
                     if lease.is_prefix and lease.source is not None:
                         self.let_go(lease.key, lease.source.address, lease.source.epoch)
                     if lease.state is LeaseState.EXPIRED:
+                        self.totals.num_expired_leases += 1
                         self._on_expired(lease.key)
         while (fetch := self._book.next_fetch()) is not None:
             self._start(self._desk.fetch(fetch), "kv-fetch")
 
     def _complete(self, lease: LeaseRecord) -> None:
         assert lease.closing is not None and lease.source is not None and lease.pieces is not None
-        is_finished = lease.state is LeaseState.FINISHED
+        is_finished, now_s = lease.state is LeaseState.FINISHED, self._clock()
         if not is_finished:
             self._start(self._desk.commit(lease.key, lease.source), "kv-commit")
         result = PullResult(
             block_ids=() if is_finished else lease.block_ids, closing=lease.closing,
             num_bytes=0 if is_finished else lease.pieces.num_bytes,
-            num_hidden_bytes=0 if is_finished else lease.num_hidden_bytes, transport=lease.transport,
+            num_hidden_bytes=0 if is_finished else lease.num_hidden_bytes, pull_s=now_s - lease.pulling_s,
+            exposed_s=now_s - lease.closed_s, transport=lease.transport,
             checksums=lease.pieces.checksums_CB,
         )
         self._on_complete(lease.key, result)

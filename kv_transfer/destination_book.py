@@ -126,7 +126,7 @@ class DestinationBook:
         if lease.state is not LeaseState.RESERVED:
             return None
         lease.apply(LeaseEvent.PULL)
-        lease.source = source
+        lease.source, lease.pulling_s = source, now_s
         if not lease.is_prefix:
             lease.peer_deadline_s = now_s + lease.lease_ms / 1000
             lease.next_renewal_s = now_s + lease.lease_ms / 1000 / RENEWALS_A_LEASE
@@ -225,7 +225,7 @@ class DestinationBook:
             )
         if closing.finish_reason is None and not lease.pieces.is_announced:
             raise InvalidArgument("manifest: closed before every piece was announced")
-        lease.closing = closing
+        lease.closing, lease.closed_s = closing, now_s
         lease.num_hidden_bytes = lease.pieces.num_verified_bytes
         if closing.finish_reason is not None:
             self._news.append(Completed(lease))

@@ -78,6 +78,7 @@ class LeaseRecord:
         pieces: None until the manifest has opened.
         fetches: batches in flight, by number.
         may_have_pieces: something may be fetchable.
+        pulling_s, closed_s: when its pull began, and when its source said that the prompt was computed.
         transport: its name, once connected.
         num_hidden_bytes: verified when the closing part came, while the prompt was still being computed.
         is_prefix: of cached blocks of another worker; its deadline is its source's, and nothing renews either.
@@ -99,6 +100,8 @@ class LeaseRecord:
     closing: Closing | None = None
     fetches: dict[int, Fetch] = field(default_factory=dict)
     may_have_pieces: bool = False
+    pulling_s: float = 0.0
+    closed_s: float = 0.0
     transport: str = ""
     num_hidden_bytes: int = 0
     is_prefix: bool = False

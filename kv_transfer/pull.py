@@ -19,6 +19,7 @@ from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Hello, Opening, Pieces
 from kv_transfer.manifest_wire import pack_hello, unpack_part
 from kv_transfer.peers import Link, Peers
+from kv_transfer.transfer_totals import TransferTotals
 from kv_transfer.transport import Checksums, Fetched
 from kv_transfer.verification import must_read, spans_of, take_in, verify
 from pd_engine.cache.arena import Arena
@@ -49,6 +50,7 @@ class PullDesk:
 
     Attributes:
     bytes_per_s: of single fetches, others beside them.
+    totals: of this life.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class PullDesk:
         self._clock = clock
         self._settle = settle
         self.bytes_per_s = Rate()
+        self.totals = TransferTotals()
         self._manifests: dict[LeaseRecord, asyncio.Task[None]] = {}
         self._links: dict[LeaseRecord, tuple[Link, int]] = {}  # (link, blocks of the source's arena)
         self._transfers: dict[int, asyncio.Future[Fetched]] = {}  # by number of the fetch
@@ -118,7 +121,9 @@ class PullDesk:
             await asyncio.wait([transfer])
             error = Gone() if transfer.cancelled() else transfer.exception()
             if error is None:
-                self.bytes_per_s.add(float(spans.lengths.sum()), self._clock() - started_s)
+                num_bytes, seconds = int(spans.lengths.sum()), self._clock() - started_s
+                self.bytes_per_s.add(num_bytes, seconds)
+                self.totals.note_fetch(num_bytes, seconds)
                 self._book.fetched(fetch, await self._verify(fetch, transfer.result()), self._clock())
             else:
                 self._book.break_pull(fetch.lease, _typed(error, f"fetch for {fetch.lease.key}"))

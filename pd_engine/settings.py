@@ -144,6 +144,16 @@ class RouterSettings(Section):
     worker_silence_ms: int = Field(
         6_000, ge=500, description="a worker that says nothing for so long is lost; a healthy one reports every 200 ms"
     )
+    kept_traces: int = Field(
+        256, ge=0, le=100_000,
+        description="traces of ended requests that are kept for `pd-relay trace`, the slowest among them; 0: none",
+    )
+    trace_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s]+$",
+        description="URL of an OpenTelemetry collector's OTLP/HTTP receiver for traces, such as "
+        "http://127.0.0.1:4318/v1/traces; none: traces are not exported",
+    )
     recovery_wait_ms: int = Field(
         30_000, ge=0, description="how long a broken request waits for a worker that may come back; 0: not at all"
     )

@@ -20,6 +20,7 @@ from pd_router.journey import HandoffReport, Journey, JourneyState, LocalPrefill
 from pd_router.link import WorkerLink
 from pd_router.request import Request
 from pd_router.stream import Chunk
+from pd_router.timeline import AttemptTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Attempt:
         remaining_ms: of the request's time.
         handoff_wait_s: how long the decode worker may still finish a handoff whose prefill call has broken.
         itl_target_ms: between two tokens; placement lets nobody in who would break it. None: there is no target.
+        times: of this attempt, to be filled in.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Attempt:
         emit: Callable[[Chunk], None],
         remaining_ms: Callable[[], int],
         handoff_wait_s: float,
+        times: AttemptTimes,
         itl_target_ms: float | None = None,
     ) -> None:
         self.number = journey.place(with_decode=decode is not None)
@@ -83,6 +86,7 @@ class Attempt:
         self._emit = emit
         self._remaining_ms = remaining_ms
         self._handoff_wait_s = handoff_wait_s
+        self._times = times
         self._token_ids = [*request.prompt_ids, *journey.stream.token_ids]
         self._granted: set[WorkerLink] = set()  # where there is something to renew
         self._proven: set[WorkerLink] = set()  # links that have brought a token
@@ -149,6 +153,7 @@ class Attempt:
                 lease = await self._reserve(self._decode)
                 if not self._journey.reserved(self.number):
                     return
+                self._times.reserved_s = _now_s()
             if self._decode is self._prefill and lease is not None:
                 await self._compute_prompt(self._decode, lease)
             else:
@@ -181,6 +186,7 @@ class Attempt:
             async for reply in self._prefill.calls.prefill(self._prefill_request(lease)):
                 if reply.HasField("source") and lease is not None and self._journey.source_known(self.number):
                     self._granted.add(self._prefill)
+                    self._times.source_s = _now_s()
                     pull = asyncio.create_task(self._pull(lease, reply.source))
                 elif reply.HasField("first_token"):
                     self._take_first(reply.first_token)
@@ -210,6 +216,7 @@ class Attempt:
     # What comes back
 
     def _take_first(self, first: pb.FirstToken) -> None:
+        self._times.prefilled_s, self._times.prompt = _now_s(), first.times
         self._note_prefilled()
         self._journey.note_cached_tokens(self.number, first.cached_tokens)
         logprobs = [first.logprobs] if first.HasField("logprobs") else []
@@ -238,12 +245,16 @@ class Attempt:
             decode_worker=link.worker_id,
             num_bytes=handoff.bytes,
             num_hidden_bytes=handoff.hidden_bytes,
+            pull_s=handoff.pull_ms / 1000,
+            exposed_s=handoff.exposed_ms / 1000,
             transport=handoff.transport,
             block_checksums=tuple(handoff.block_checksums),
         )
         self._journey.note_handoff(self.number, report)
+        self._times.handed_over_s, self._times.handoff = _now_s(), handoff
 
     def _note_local_prefill(self, link: WorkerLink, done: pb.LocalPrefillDone) -> None:
+        self._times.prefilled_s, self._times.prompt = _now_s(), done.times
         self._note_prefilled()
         self._journey.note_cached_tokens(self.number, done.cached_tokens)
         report = LocalPrefillReport(worker=link.worker_id, block_checksums=tuple(done.block_checksums))
@@ -291,6 +302,7 @@ class Attempt:
         if not no_room:
             culprit.note_failure(self._journey.journey_id, error)
         self._journey.fail_attempt(self.number, error, retryable=retryable, counts=not no_room)
+        self._times.failure, self._times.failed_s = f"{error.code.value} at {culprit.worker_id}", _now_s()
         self._over.set_result(AttemptFailure(error, culprit, no_room))
 
     # Requests
@@ -335,3 +347,7 @@ class Attempt:
         return wire.sampling_message(
             self._request.params, ending_ids=self._request.ending_ids, speculate=self._speculate
         )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

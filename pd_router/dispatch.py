@@ -26,6 +26,9 @@ from pd_router.request_log import log_end
 from pd_router.runner import JourneyRunner
 from pd_router.running import RunningChoice, RunningRequest
 from pd_router.stream import Chunk, TokenStream
+from pd_router.timeline import Timeline
+from pd_router.trace_parent import TraceParent
+from pd_router.tracing import Tracing
 from pd_router.wanted import PromptHashes, placement_request
 
 HANDOFF_MARGIN_S = 1.0
@@ -79,13 +82,14 @@ class DispatchSettings:
 class Dispatcher:
     def __init__(
         self, settings: DispatchSettings, *, registry: Registry, tokenizer: Tokenizer, metrics: Metrics,
-        new_id: NewId = random_id,
+        tracing: Tracing, new_id: NewId = random_id,
     ) -> None:
         self._new_id = new_id
         self._settings = settings
         self._registry = registry
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._tracing = tracing
         self._admission = Admission(settings.admission)
         self._gate = RoomGate(registry, self._admission)
         self._known: KnownRequests[RunningRequest] = KnownRequests(
@@ -130,7 +134,9 @@ class Dispatcher:
         self._admission.admit(self.num_running, num_choices)
 
     @contextlib.asynccontextmanager
-    async def run(self, submission: Submission, caller: Caller = ANYONE) -> AsyncIterator[RunningRequest]:
+    async def run(
+        self, submission: Submission, caller: Caller = ANYONE, trace_parent: TraceParent | None = None
+    ) -> AsyncIterator[RunningRequest]:
         """The request, started, or found if its client has sent it before. When the last reader leaves this block
         before its end, it is cancelled; one that was to be resumable, after a while.
 
@@ -142,7 +148,7 @@ class Dispatcher:
         key = RequestKey(caller.name, submission.request_id)
         running = self._known.find(key, submission.payload, _now_s())
         if running is None:
-            running = self._start(submission, key, caller)
+            running = self._start(submission, key, caller, trace_parent)
         self._enter(running, submission)
         try:
             yield running
@@ -205,7 +211,9 @@ class Dispatcher:
         self._known.forget(key, running)
         running.cancel()
 
-    def _start(self, submission: Submission, key: RequestKey, caller: Caller) -> RunningRequest:
+    def _start(
+        self, submission: Submission, key: RequestKey, caller: Caller, trace_parent: TraceParent | None
+    ) -> RunningRequest:
         self._admit(len(submission.choices))
         choices = [self._new_choice(request, submission) for request in submission.choices]
         num_prompt_tokens = sum(len(submission.choices[first].prompt_ids) for first in submission.firsts)
@@ -213,7 +221,7 @@ class Dispatcher:
         self._limits.admit(
             caller, num_choices=len(submission.choices), num_prompt_tokens=num_prompt_tokens, now_s=_now_s()
         )
-        running = RunningRequest(submission, caller, choices)
+        running = RunningRequest(submission, caller, choices, trace_parent)
         self._known.add(key, submission.payload, running)
         group = ChoiceGroup()
         for choice in running.choices:
@@ -238,12 +246,13 @@ class Dispatcher:
         self, running: RunningRequest, choice: RunningChoice, key: RequestKey, group: ChoiceGroup
     ) -> None:
         now_s = asyncio.get_running_loop().time
-        begun_s = now_s()
+        timeline = choice.timeline = Timeline(begun_s=now_s())
 
         def emit(chunk: Chunk) -> None:
-            if choice.first_token_s is None:
-                choice.first_token_s = now_s() - begun_s
-                self._metrics.note_first_token(choice.first_token_s)
+            gap_s = timeline.note_tokens(now_s())
+            if gap_s is None:
+                self._metrics.note_first_token(timeline.first_token_s or 0.0, len(choice.request.prompt_ids))
+            self._metrics.note_tokens(len(chunk.tokens), gap_s)
             running.wake()
 
         runner = JourneyRunner(
@@ -262,10 +271,11 @@ class Dispatcher:
             recovery_wait_s=self._settings.recovery_wait_s,
             ttft_target_ms=self._settings.ttft_target_ms,
             itl_target_ms=self._settings.itl_target_ms,
+            timeline=timeline,
         )
         choice.task = asyncio.create_task(runner.run(), name=f"journey {choice.journey.journey_id}")
         self._tasks.add(choice.task)
-        choice.task.add_done_callback(lambda task: self._ended(task, running, choice, key, now_s() - begun_s))
+        choice.task.add_done_callback(lambda task: self._ended(task, running, choice, key, now_s()))
 
     def _speculate(self, request: Request) -> int:
         """Draft tokens a step."""
@@ -273,18 +283,22 @@ class Dispatcher:
         return min(self._settings.speculate if wanted is None else wanted, self._registry.max_speculate)
 
     def _ended(
-        self, task: asyncio.Task[None], running: RunningRequest, choice: RunningChoice, key: RequestKey, seconds: float
+        self, task: asyncio.Task[None], running: RunningRequest, choice: RunningChoice, key: RequestKey, now_s: float
     ) -> None:
         request, journey = choice.request, choice.journey
         self._tasks.discard(task)
         num_generated = len(journey.stream.tokens) - journey.stream.num_replayed
-        self._limits.note_end(running.caller, num_generated=num_generated, now_s=_now_s())
+        self._limits.note_end(running.caller, num_generated=num_generated, now_s=now_s)
         if running.ended:
             self._note_request_end(running, key)
-        self._admission.note_end(seconds * 1000)
-        self._metrics.note_end(journey, num_prompt_tokens=len(request.prompt_ids), seconds=seconds)
+        timeline = choice.timeline
+        assert timeline is not None, "it has begun"
+        timeline.ended_s = now_s
+        self._admission.note_end((now_s - timeline.begun_s) * 1000)
+        self._metrics.note_end(journey, timeline, num_prompt_tokens=len(request.prompt_ids))
         running.wake()
-        log_end(running, choice, seconds=seconds)
+        self._tracing.note_end(running, choice, key)
+        log_end(running, choice, seconds=now_s - timeline.begun_s)
 
     def _note_request_end(self, running: RunningRequest, key: RequestKey) -> None:
         if running.submission.payload and running.succeeded:

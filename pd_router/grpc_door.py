@@ -23,17 +23,25 @@ from pd_router.request import MAX_MESSAGES, PlacementWish, Preparer, Prompt, Raw
 from pd_router.running import Result
 from pd_router.status import Status
 from pd_router.stream import Chunk
+from pd_router.trace_book import TraceBook
+from pd_router.trace_message import trace_message
+from pd_router.trace_parent import TraceParent
 
 SERVICE_NAME = api.DESCRIPTOR.services_by_name["PdRelay"].full_name
 MAX_ABORTS = 10_000
+DEFAULT_TRACES = 10
+MAX_TRACES = 100
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
 Context = ServicerContext[Any, Any]
 
 
 class PdRelayService(api_pb2_grpc.PdRelayServicer):
-    def __init__(self, dispatcher: Dispatcher, preparer: Preparer, status: Status, callers: Callers) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, preparer: Preparer, status: Status, callers: Callers, traces: TraceBook
+    ) -> None:
         self._callers = callers
+        self._traces = traces
         self._dispatcher = dispatcher
         self._preparer = preparer
         self._status = status
@@ -44,7 +52,8 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         caller = self._callers.of(authorization(context.invocation_metadata()))
         self._dispatcher.admit(caller, request.request_id)
         prepared = await self._preparer.prepare(parse_request(request), caller)
-        async with self._dispatcher.run(prepared, caller) as running:
+        parent = TraceParent.parse(metadata_value(context.invocation_metadata(), "traceparent"))
+        async with self._dispatcher.run(prepared, caller, parent) as running:
             async for update in running.updates(prepared):
                 if update.chunk is not None and request.stream:
                     response = api.GenerateResponse(request_id=prepared.request_id)
@@ -81,11 +90,25 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         check_known_fields(request)
         return self._status.loads()
 
+    async def GetTraces(self, request: api.GetTracesRequest, context: Context) -> api.GetTracesResponse:
+        check_known_fields(request)
+        caller = self._callers.of(authorization(context.invocation_metadata()))
+        if request.request_id:
+            traces = self._traces.of_request(caller.name, request.request_id)
+        else:
+            num_wanted = min(request.num_slowest or DEFAULT_TRACES, MAX_TRACES)
+            traces = self._traces.slowest(caller.name, num_wanted)
+        return api.GetTracesResponse(traces=[trace_message(trace) for trace in traces])
+
 
 def authorization(metadata: Any) -> str | None:
     """Of a call's metadata, pairs of key and value."""
+    return metadata_value(metadata, "authorization")
+
+
+def metadata_value(metadata: Any, name: str) -> str | None:
     for key, value in metadata or ():
-        if key == "authorization":
+        if key == name:
             return value if isinstance(value, str) else None
     return None
 

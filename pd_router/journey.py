@@ -68,12 +68,15 @@ _STATE_AT_END = {FinishReason.STOP: _S.STOPPED, FinishReason.LENGTH: _S.LENGTH}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandoffReport:
-    """What moved, as the decode worker reports it once the handoff is committed."""
+    """What moved, as the decode worker reports it once the handoff is committed; in `pull_s` seconds, `exposed_s` of
+    which after the prompt was computed."""
 
     prefill_worker: str
     decode_worker: str
     num_bytes: int
     num_hidden_bytes: int
+    pull_s: float
+    exposed_s: float
     transport: str
     block_checksums: tuple[int, ...]
 

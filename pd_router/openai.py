@@ -29,6 +29,7 @@ from pd_router.openai_stream import EventStream, drain, reply_events, unless_gon
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.tokenize_body import DetokenizeBody, TokenizeBody
+from pd_router.trace_parent import TraceParent
 
 
 @functools.cache
@@ -140,7 +141,8 @@ class HttpDoor:
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
         )
         async with AsyncExitStack() as stack:
-            running = await stack.enter_async_context(self._dispatcher.run(request, caller))
+            parent = TraceParent.parse(http.headers.get("traceparent"))
+            running = await stack.enter_async_context(self._dispatcher.run(request, caller, parent))
             updates = running.updates(request)
             if not body.stream:
                 await unless_gone(http, drain(running, updates))

@@ -16,6 +16,7 @@ def log_end(running: RunningRequest, choice: RunningChoice, *, seconds: float) -
         return
     request, journey = choice.request, choice.journey
     placement = journey.handoff
+    first_token_s = None if choice.timeline is None else choice.timeline.first_token_s
     line = {
         "request_id": request.request_id,
         "choice": request.choice,
@@ -29,7 +30,7 @@ def log_end(running: RunningRequest, choice: RunningChoice, *, seconds: float) -
         "replayed_tokens": journey.stream.num_replayed,
         "prefill_worker": None if placement is None else placement.prefill_worker,
         "decode_worker": None if placement is None else placement.decode_worker,
-        "first_token_ms": None if choice.first_token_s is None else round(choice.first_token_s * 1000, 1),
+        "first_token_ms": None if first_token_s is None else round(first_token_s * 1000, 1),
         "ms": round(seconds * 1000, 1),
         "error": None if journey.error is None else journey.error.code.value,
         "message": None if journey.error is None else journey.error.message,

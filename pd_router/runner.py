@@ -17,11 +17,13 @@ from pd_router.journey import Journey
 from pd_router.link import WorkerLink
 from pd_router.link_state import Role
 from pd_router.placement import Placement
+from pd_router.placement_reason import reason_of
 from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
 from pd_router.request import Request
 from pd_router.stream import Chunk
 from pd_router.targets import Targets
+from pd_router.timeline import AttemptTimes, Timeline
 from pd_router.waiting_line import Waiter
 from pd_router.wanted import PromptHashes, placement_request
 
@@ -40,6 +42,7 @@ class JourneyRunner:
     recovery_wait_s: how long a journey with a failed attempt waits for a worker that is expected back.
     ttft_target_ms, itl_target_ms: of requests that name none; what cannot keep them is refused while no prefill has
         begun. None: nothing is.
+    timeline: of this choice, to be filled in.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class JourneyRunner:
         recovery_wait_s: float,
         ttft_target_ms: float | None,
         itl_target_ms: float | None,
+        timeline: Timeline,
     ) -> None:
         self.journey = journey
         self._request = request
@@ -77,6 +81,7 @@ class JourneyRunner:
         self._recovery_wait_s = recovery_wait_s
         self._ttft_target_ms = request.ttft_target_ms or ttft_target_ms
         self._itl_target_ms = request.itl_target_ms or itl_target_ms
+        self._timeline = timeline
         self._begun_s = 0.0
         self._is_let_in = False
         self._end_s = 0.0
@@ -166,9 +171,23 @@ class JourneyRunner:
             emit=self._emit,
             remaining_ms=self._remaining_ms,
             handoff_wait_s=self._handoff_wait_s,
+            times=self._note_placed(placement),
             itl_target_ms=self._itl_target_ms,
         )
         return attempt, [link for link in (prefill, decode) if link is not None]
+
+    def _note_placed(self, placement: Placement) -> AttemptTimes:
+        times = AttemptTimes(
+            number=self.journey.attempt + 1,
+            kind=placement.kind.value,
+            reason=reason_of(placement).value,
+            prefill_worker=placement.prefill_worker,
+            decode_worker=placement.decode_worker or "",
+            placed_s=asyncio.get_running_loop().time(),
+            num_tokens_before=len(self.journey.stream.tokens),
+        )
+        self._timeline.attempts.append(times)
+        return times
 
     def _prefix_holder(self, placement: Placement) -> pb.PrefixHolder | None:
         """Whom the worker that computes the prompt is to ask; None where that one has gone since."""

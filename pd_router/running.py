@@ -13,6 +13,8 @@ from pd_router.journey import HandoffReport, Journey, JourneyState, LocalPrefill
 from pd_router.placement import Placement
 from pd_router.request import Request, Submission
 from pd_router.stream import Chunk
+from pd_router.timeline import Timeline
+from pd_router.trace_parent import TraceParent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +46,12 @@ class Update:
 
 @dataclass(slots=True)
 class RunningChoice:
-    """`task` runs the journey; None before it has begun. `first_token_s`: from then to the first token; None before."""
+    """`task` runs the journey; None before it has begun. `timeline`: of that; None before."""
 
     request: Request
     journey: Journey
     task: asyncio.Task[None] | None = None
-    first_token_s: float | None = None
+    timeline: Timeline | None = None
 
     @property
     def ended(self) -> bool:
@@ -87,8 +89,12 @@ class RunningChoice:
 class RunningRequest:
     """Anyone may read `updates`; it is forgotten by itself."""
 
-    def __init__(self, submission: Submission, caller: Caller, choices: Sequence[RunningChoice]) -> None:
+    def __init__(
+        self, submission: Submission, caller: Caller, choices: Sequence[RunningChoice],
+        trace_parent: TraceParent | None = None,
+    ) -> None:
         self.submission = submission
+        self.trace_parent = trace_parent
         self.caller = caller
         self.choices = tuple(choices)
         self.num_readers = 0

@@ -28,6 +28,8 @@ from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.status import Status
 from pd_router.tls import Tls
+from pd_router.trace_export import TraceExporter
+from pd_router.tracing import Tracing
 
 __all__ = ["Router", "RouterAddresses", "WorkerEndpoint"]
 
@@ -83,13 +85,18 @@ class Router:
             may_degrade=self._settings.router.degraded == "local",
         )
         self._metrics = Metrics(
-            self._registry, lambda: self._dispatcher.num_running, lambda: self._dispatcher.num_waiting
+            self._registry, self._model.served_name, lambda: self._dispatcher.num_running,
+            lambda: self._dispatcher.num_waiting,
         )
+        endpoint = self._settings.router.trace_endpoint
+        self._exporter = None if endpoint is None else TraceExporter(endpoint, self._model.served_name)
+        self._tracing = Tracing(self._settings.router.kept_traces, self._exporter)
         self._dispatcher = Dispatcher(
             DispatchSettings.of(self._settings),
             registry=self._registry,
             tokenizer=self._model.tokenizer,
             metrics=self._metrics,
+            tracing=self._tracing,
         )
         self._preparer = Preparer(
             self._model.tokenizer, self._model.defaults, lambda: self._model.limits(self._registry)
@@ -134,7 +141,7 @@ class Router:
         await self._health.set_serving(False)
         await self._dispatcher.stop(drain_s)
         await asyncio.gather(self._grpc.stop(GRPC_GRACE_S), self._http.stop())
-        await self._registry.close()
+        await self._close()
 
     async def hand_over(self, drain_s: float) -> bool:
         """Ends too, where another router serves at the same ports: refuses nothing, but lets go of the ports, tells
@@ -144,8 +151,13 @@ class Router:
         await asyncio.gather(self._grpc.stop(drain_s), self._http.stop(math.ceil(drain_s)))
         is_drained = self._dispatcher.num_running == 0
         await self._dispatcher.stop(0.0)
-        await self._registry.close()
+        await self._close()
         return is_drained
+
+    async def _close(self) -> None:
+        await self._registry.close()
+        if self._exporter is not None:
+            await self._exporter.close()
 
     async def _open_grpc(self, host: str) -> tuple[grpc.aio.Server, int]:
         bounds = MessageBounds.of_context(
@@ -162,7 +174,7 @@ class Router:
             settings=self._settings,
             num_running=lambda: self._dispatcher.num_running,
         )
-        service = PdRelayService(self._dispatcher, self._preparer, status, self._callers)
+        service = PdRelayService(self._dispatcher, self._preparer, status, self._callers, self._tracing.book)
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)
         self._health = Health(server, [SERVICE_NAME])
         add_reflection(server, [SERVICE_NAME])

@@ -209,6 +209,7 @@ class PrefillCore:
         if wish is not None and self.fetcher.start(job, wish):
             job.tried_to_fetch = True
             job.move(JobState.FETCHING)
+            job.times.fetching_s = self._clock()
         else:
             self._run(job)
 
@@ -241,15 +242,18 @@ class PrefillCore:
             publisher.publish_cached(job.num_cached_blocks)
         sequence = self._blocks.start(job)
         job.in_compute = True
+        job.times.running_s = self._clock()
         self._post(lambda: self._runner.add(sequence, publisher, job.turn))
         job.notify()
 
     def on_step(self, report: StepReport) -> None:
         """A step is done; in the event loop."""
+        now_s = self._clock()
         if report.num_tokens:
             self.tokens_per_s.add(report.num_tokens, report.seconds)
         for name, num_computed in report.progress:
             if (job := self._by_name.get(name)) is not None:
+                job.times.note_chunk(now_s, report.seconds, num_computed - job.num_computed)
                 self._blocks.computed(job, num_computed)
         for first in report.first_tokens:
             self._serve(first)
@@ -272,6 +276,7 @@ class PrefillCore:
                 finish_reason=first.finish_reason,
                 stop_reason=first.stop_reason,
                 num_cached_tokens=self._blocks.num_cached_tokens(job),
+                times=job.times.message(job.settled_at_s),
             )
             job.notify()
         self._settle(job)

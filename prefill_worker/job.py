@@ -8,9 +8,11 @@ from enum import Enum
 
 from kv_transfer.journey import JourneyKey, PrefixSource, SourceInfo
 from pd_engine.cache.chain import Chain
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError
 from pd_engine.priority import DEFAULT_PRIORITY, Turn
 from pd_engine.sequence import SampledToken
+from pd_engine.service.prompt_times import PromptTimes
 from pd_engine.service.requests import Choice
 
 
@@ -68,6 +70,7 @@ class FirstTokenAnswer:
     finish_reason: "stop" or "length" if it ends the choice, else empty.
     stop_reason: the stop token's id in decimal, else empty.
     num_cached_tokens: of the prompt, that were not computed for it.
+    times: where it spent its time here.
     """
 
     index: int
@@ -75,6 +78,7 @@ class FirstTokenAnswer:
     finish_reason: str
     stop_reason: str
     num_cached_tokens: int
+    times: pb.PromptTimes
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -89,6 +93,7 @@ class Job:
     pinned: the handoff's source still serves the blocks.
     settled_at_s: when it was served or failed.
     listeners: events to set when there is news; one a caller that waits.
+    times: where it spends its time here.
     """
 
     spec: PrefillSpec
@@ -108,6 +113,10 @@ class Job:
     first: FirstTokenAnswer | None = None
     error: PdRelayError | None = None
     listeners: list[asyncio.Event] = field(default_factory=list)
+    times: PromptTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.times = PromptTimes(arrived_s=self.turn.arrived_s)
 
     @property
     def name(self) -> str:

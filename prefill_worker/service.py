@@ -108,6 +108,7 @@ def _first_token_message(first: FirstTokenAnswer) -> pb.FirstToken:
         finish_reason=first.finish_reason,
         stop_reason=first.stop_reason,
         cached_tokens=first.num_cached_tokens,
+        times=first.times,
     )
 
 

@@ -162,7 +162,7 @@ class PrefillWorker:
     def loads(self) -> pb.LoadsReply:
         core, engine, source, destination = self._core, self._engine, self._source, self._destination
         assert core is not None and engine is not None and source is not None and destination is not None, "not started"
-        return pb.LoadsReply(
+        reply = pb.LoadsReply(
             epoch=self._endpoint.epoch,
             state="draining" if core.draining else "ready",
             num_running=core.num_running,
@@ -178,6 +178,8 @@ class PrefillWorker:
             num_quarantined_blocks=engine.pool.num_quarantined,
             pull_bytes_per_s=destination.bytes_per_s,
         )
+        reply.MergeFrom(destination.totals.loads())
+        return reply
 
     def _build_runner(self, thread: Compute[PrefillRunner]) -> PrefillRunner:
         """In the compute thread."""

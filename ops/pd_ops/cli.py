@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 # its own for a group of commands.
 COMMANDS = (
     "demo", "serve", "submit", "status", "scale", "drain", "roll", "role", "drill", "stop", "generate", "verify",
-    "explain", "explain-model", "random-model", "doctor", "capacity", "bench", "cost", "diagnose", "simulate",
+    "explain", "trace", "explain-model", "random-model", "doctor", "capacity", "bench", "cost", "diagnose", "simulate",
     "kernels", "version",
 )
 

@@ -115,6 +115,9 @@ class RouterClient:
         """Of the workers that report at present."""
         return list((await _typed(self._stub.GetLoads(api_pb2.GetLoadsRequest(), timeout=CALL_TIMEOUT_S))).loads)
 
+    async def traces(self, request: api_pb2.GetTracesRequest) -> list[api_pb2.Trace]:
+        return list((await _typed(self._stub.GetTraces(request, timeout=CALL_TIMEOUT_S))).traces)
+
     async def server_info(self) -> api_pb2.GetServerInfoResponse:
         return await _typed(self._stub.GetServerInfo(api_pb2.GetServerInfoRequest(), timeout=CALL_TIMEOUT_S))
 

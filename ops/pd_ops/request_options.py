@@ -208,6 +208,7 @@ def _read_text(path: Path) -> str:
 def to_request(
     prompt: Prompt, sampling: SamplingFields, *, request_id: str = "", stream: bool = True,
     placement: api_pb2.Placement | None = None, priority: int = DEFAULT_PRIORITY, num_choices: int = 1,
+    cache_salt: str = "",
 ) -> api_pb2.GenerateRequest:
     """The request that asks a router for this.
 
@@ -216,7 +217,7 @@ def to_request(
     """
     request = api_pb2.GenerateRequest(
         request_id=request_id, sampling_params=sampling_proto(sampling), stream=stream, placement=placement,
-        priority=check_priority(priority),
+        priority=check_priority(priority), cache_salt=cache_salt,
     )
     if num_choices != 1:
         request.sampling_params.n = num_choices

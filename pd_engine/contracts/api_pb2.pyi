@@ -426,3 +426,66 @@ class WorkerLoad(_message.Message):
     num_leases: int
     num_pins: int
     def __init__(self, worker_id: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ...) -> None: ...
+
+class GetTracesRequest(_message.Message):
+    __slots__ = ("request_id", "num_slowest")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    num_slowest: int
+    def __init__(self, request_id: _Optional[str] = ..., num_slowest: _Optional[int] = ...) -> None: ...
+
+class GetTracesResponse(_message.Message):
+    __slots__ = ("traces",)
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    traces: _containers.RepeatedCompositeFieldContainer[Trace]
+    def __init__(self, traces: _Optional[_Iterable[_Union[Trace, _Mapping]]] = ...) -> None: ...
+
+class Trace(_message.Message):
+    __slots__ = ("request_id", "choice", "trace_id", "began_at", "end", "error", "num_prompt_tokens", "num_cached_tokens", "num_tokens", "ttft_ms", "total_ms", "spans")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choice: int
+    trace_id: str
+    began_at: float
+    end: str
+    error: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_tokens: int
+    ttft_ms: float
+    total_ms: float
+    spans: _containers.RepeatedCompositeFieldContainer[TraceSpan]
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., trace_id: _Optional[str] = ..., began_at: _Optional[float] = ..., end: _Optional[str] = ..., error: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ...) -> None: ...
+
+class TraceSpan(_message.Message):
+    __slots__ = ("name", "depth", "begun_ms", "ended_ms", "attributes")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    depth: int
+    begun_ms: float
+    ended_ms: float
+    attributes: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., depth: _Optional[int] = ..., begun_ms: _Optional[float] = ..., ended_ms: _Optional[float] = ..., attributes: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -64,6 +64,11 @@ class PdRelayStub:
                 request_serializer=pd__engine_dot_contracts_dot_api__pb2.GetLoadsRequest.SerializeToString,
                 response_deserializer=pd__engine_dot_contracts_dot_api__pb2.GetLoadsResponse.FromString,
                 _registered_method=True)
+        self.GetTraces = channel.unary_unary(
+                '/pdrelay.v1.PdRelay/GetTraces',
+                request_serializer=pd__engine_dot_contracts_dot_api__pb2.GetTracesRequest.SerializeToString,
+                response_deserializer=pd__engine_dot_contracts_dot_api__pb2.GetTracesResponse.FromString,
+                _registered_method=True)
 
 
 class PdRelayServicer:
@@ -109,6 +114,13 @@ class PdRelayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTraces(self, request, context):
+        """Where ended requests of this caller spent their time: of one, or of the slowest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PdRelayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -141,6 +153,11 @@ def add_PdRelayServicer_to_server(servicer, server):
                     servicer.GetLoads,
                     request_deserializer=pd__engine_dot_contracts_dot_api__pb2.GetLoadsRequest.FromString,
                     response_serializer=pd__engine_dot_contracts_dot_api__pb2.GetLoadsResponse.SerializeToString,
+            ),
+            'GetTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTraces,
+                    request_deserializer=pd__engine_dot_contracts_dot_api__pb2.GetTracesRequest.FromString,
+                    response_serializer=pd__engine_dot_contracts_dot_api__pb2.GetTracesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -305,6 +322,33 @@ class PdRelay:
             '/pdrelay.v1.PdRelay/GetLoads',
             pd__engine_dot_contracts_dot_api__pb2.GetLoadsRequest.SerializeToString,
             pd__engine_dot_contracts_dot_api__pb2.GetLoadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdrelay.v1.PdRelay/GetTraces',
+            pd__engine_dot_contracts_dot_api__pb2.GetTracesRequest.SerializeToString,
+            pd__engine_dot_contracts_dot_api__pb2.GetTracesResponse.FromString,
             options,
             channel_credentials,
             insecure,

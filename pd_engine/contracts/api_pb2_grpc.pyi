@@ -46,6 +46,8 @@ class PdRelayStub:
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetModelInfoRequest, _api_pb2.GetModelInfoResponse]
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetServerInfoRequest, _api_pb2.GetServerInfoResponse]
     GetLoads: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetLoadsRequest, _api_pb2.GetLoadsResponse]
+    GetTraces: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetTracesRequest, _api_pb2.GetTracesResponse]
+    """Where ended requests of this caller spent their time: of one, or of the slowest."""
 
 @_typing.type_check_only
 class PdRelayAsyncStub(PdRelayStub):
@@ -61,6 +63,8 @@ class PdRelayAsyncStub(PdRelayStub):
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_api_pb2.GetModelInfoRequest, _api_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_api_pb2.GetServerInfoRequest, _api_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     GetLoads: _aio.UnaryUnaryMultiCallable[_api_pb2.GetLoadsRequest, _api_pb2.GetLoadsResponse]  # type: ignore[assignment]
+    GetTraces: _aio.UnaryUnaryMultiCallable[_api_pb2.GetTracesRequest, _api_pb2.GetTracesResponse]  # type: ignore[assignment]
+    """Where ended requests of this caller spent their time: of one, or of the slowest."""
 
 class PdRelayServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -109,5 +113,13 @@ class PdRelayServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.GetLoadsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.GetLoadsResponse, _abc.Awaitable[_api_pb2.GetLoadsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetTraces(
+        self,
+        request: _api_pb2.GetTracesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.GetTracesResponse, _abc.Awaitable[_api_pb2.GetTracesResponse]]:
+        """Where ended requests of this caller spent their time: of one, or of the slowest."""
 
 def add_PdRelayServicer_to_server(servicer: PdRelayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

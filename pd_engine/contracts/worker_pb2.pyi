@@ -69,7 +69,7 @@ class LoadsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class LoadsReply(_message.Message):
-    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks", "pull_bytes_per_s", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total")
+    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks", "pull_bytes_per_s", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total", "fetched_bytes_total", "num_fetches_total", "fetch_us_total", "num_failed_pulls_total", "num_expired_leases_total")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,11 @@ class LoadsReply(_message.Message):
     HOST_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_MOVES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_RECOMPUTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_FETCHES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FETCH_US_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_PULLS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXPIRED_LEASES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     state: str
     num_running: int
@@ -108,7 +113,12 @@ class LoadsReply(_message.Message):
     host_cache_bytes: int
     num_moves_total: int
     num_recomputed_total: int
-    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., pull_bytes_per_s: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ...) -> None: ...
+    fetched_bytes_total: int
+    num_fetches_total: int
+    fetch_us_total: int
+    num_failed_pulls_total: int
+    num_expired_leases_total: int
+    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., pull_bytes_per_s: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., num_fetches_total: _Optional[int] = ..., fetch_us_total: _Optional[int] = ..., num_failed_pulls_total: _Optional[int] = ..., num_expired_leases_total: _Optional[int] = ...) -> None: ...
 
 class TokensRequest(_message.Message):
     __slots__ = ("router_id",)
@@ -174,27 +184,55 @@ class Failure(_message.Message):
     missing_blocks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., missing_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class PromptTimes(_message.Message):
+    __slots__ = ("total_ms", "queue_ms", "fetch_ms", "chunks")
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    total_ms: float
+    queue_ms: float
+    fetch_ms: float
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkTime]
+    def __init__(self, total_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[ChunkTime, _Mapping]]] = ...) -> None: ...
+
+class ChunkTime(_message.Message):
+    __slots__ = ("begun_ms", "ms", "num_tokens")
+    BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    begun_ms: float
+    ms: float
+    num_tokens: int
+    def __init__(self, begun_ms: _Optional[float] = ..., ms: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class HandoffDone(_message.Message):
-    __slots__ = ("bytes", "transport", "block_checksums", "hidden_bytes", "cached_tokens")
+    __slots__ = ("bytes", "transport", "block_checksums", "hidden_bytes", "cached_tokens", "pull_ms", "exposed_ms")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULL_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_MS_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     transport: str
     block_checksums: _containers.RepeatedScalarFieldContainer[int]
     hidden_bytes: int
     cached_tokens: int
-    def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    pull_ms: float
+    exposed_ms: float
+    def __init__(self, bytes: _Optional[int] = ..., transport: _Optional[str] = ..., block_checksums: _Optional[_Iterable[int]] = ..., hidden_bytes: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., pull_ms: _Optional[float] = ..., exposed_ms: _Optional[float] = ...) -> None: ...
 
 class LocalPrefillDone(_message.Message):
-    __slots__ = ("cached_tokens", "block_checksums")
+    __slots__ = ("cached_tokens", "block_checksums", "times")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     block_checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cached_tokens: _Optional[int] = ..., block_checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    times: PromptTimes
+    def __init__(self, cached_tokens: _Optional[int] = ..., block_checksums: _Optional[_Iterable[int]] = ..., times: _Optional[_Union[PromptTimes, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop_token_ids", "logprobs", "speculate", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
@@ -336,20 +374,22 @@ class SourceInfo(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., address: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("index", "token_id", "logprobs", "finish_reason", "stop_reason", "cached_tokens")
+    __slots__ = ("index", "token_id", "logprobs", "finish_reason", "stop_reason", "cached_tokens", "times")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     index: int
     token_id: int
     logprobs: Logprobs
     finish_reason: str
     stop_reason: str
     cached_tokens: int
-    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., finish_reason: _Optional[str] = ..., stop_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    times: PromptTimes
+    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., finish_reason: _Optional[str] = ..., stop_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., times: _Optional[_Union[PromptTimes, _Mapping]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("journey", "lease_id", "source")

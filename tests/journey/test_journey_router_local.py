@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest_asyncio
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import api_pb2_grpc
 from pd_engine.engine import Engine
+from pd_engine.errors import Unavailable
 from pd_engine.generate import generate
 from pd_engine.hashing import block_hashes
 from pd_engine.sampling.params import SamplingParams
@@ -169,6 +170,35 @@ async def test_no_prefill_left(lab: Lab, engine: Engine, tokenizer: Tokenizer) -
     check_equal(after, engine, tokenizer, prompt(8), params(8))
     assert after.HasField("handoff")
     assert not after.HasField("local_prefill")
+
+
+async def test_no_prefill_left_and_no_degraded_service(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
+    """By another router over the same workers: unavailable at once, nothing asked of the decode worker, and service as
+    ever once a prefill worker returns."""
+    settings = {**SETTINGS, "router": {**SETTINGS["router"], "degraded": "refuse"}}
+    router = Router(load_settings(None, settings), secret=SECRET)
+    addresses = await router.start()
+    try:
+        async with grpc.aio.insecure_channel(addresses.grpc) as channel:
+            refusing = replace(lab, router=router, api=api_pb2_grpc.PdRelayStub(channel))
+            endpoints = [WorkerEndpoint(w.worker_id, w.role, w.address) for w in (lab.prefill, lab.decode)]
+            await router.set_workers(endpoints)
+            await refusing.kill_prefill()
+            for max_tokens in (1, 24):
+                with pytest.raises(Unavailable, match="prefill: no worker is ready"):
+                    await refusing.ask(prompt(40), params(40, max_tokens))
+            decode = router._registry.link(lab.decode.worker_id)
+            assert decode is not None
+            assert not decode.passengers
+            await until(lambda: lab.link_state() == "lost")
+            await lab.restart_prefill()
+            await until(lambda: refusing.link_state() == "ready")
+            after = await refusing.ask(prompt(41), params(41))
+            check_equal(after, engine, tokenizer, prompt(41), params(41))
+            assert after.HasField("handoff")
+            await refusing.until_idle()
+    finally:
+        await router.stop(drain_s=0)
 
 
 async def test_a_next_turn_with_little_new_is_computed_where_the_answer_is(

@@ -137,6 +137,24 @@ async def test_length_edges(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> N
         await lab.generate(ids, params(1))
 
 
+async def test_a_trace_says_where_a_prompt_spent_its_time(lab: Lab) -> None:
+    """Chunks as the prefill worker computed them, the handoff as the decode worker saw it; bytes in its metrics."""
+    ids = [token % 3000 + 7 for token in range(200)]
+    complete = await lab.generate(ids, params(6), request_id="traced")
+    await lab.until_idle()
+    [trace] = (await lab.api.GetTraces(api.GetTracesRequest(request_id="traced"))).traces
+    chunks = [span for span in trace.spans if span.name == "prefill.chunk"]
+    assert len(chunks) >= 3, "chunk_tokens is 64"
+    assert sum(int(span.attributes["tokens"]) for span in chunks) == 200 - complete.usage.cached_tokens
+    assert all(span.ended_ms > span.begun_ms for span in chunks)
+    [handoff] = [span for span in trace.spans if span.name == "handoff"]
+    assert handoff.attributes["bytes"] == str(complete.handoff.bytes)
+    assert {"handoff.hidden", "handoff.exposed", "decode.wait", "steps"} <= {span.name for span in trace.spans}
+    lines = (await lab.http.get("/metrics")).text.splitlines()
+    fetched = [float(line.split()[1]) for line in lines if line.startswith("agent_rx_bytes_total{")]
+    assert sum(fetched) >= complete.handoff.bytes
+
+
 async def test_clients_that_go_away_leave_nothing(lab: Lab, engine: Engine, tokenizer: Tokenizer) -> None:
     """At random moments of thirty requests; the next request is served, and every block is free at the end."""
     rng = random.Random(5)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pd_ops.request_options import TextPrompt, TokensPrompt
-from pd_ops.verification.cases import MAX_NEW_TOKENS, Case, CaseLimits, make_cases
+from pd_ops.verification.cases import MAX_NEW_TOKENS, Case, CaseLimits, Phase, make_cases
+from pd_ops.verification.pressed import MAX_DEMAND_TOKENS, NUM_AT_ONCE, pressed_cases
+from pd_ops.verification.splits import split_cases
 from pd_ops.verification.warm import FinishedCase, warm_cases
 
 LIMITS = CaseLimits(vocab_size=4096, max_context_length=4096, block_size=16, chunk_tokens=256, max_speculate=1)
@@ -74,7 +76,7 @@ def test_warm_cases_begin_like_earlier_ones_up_to_the_edges_of_blocks_and_any_to
             emitted.add((case.follows, shared - len(base.prompt_ids)))
         else:
             offsets.add(shared % 16)
-        assert case.is_warm
+        assert case.phase is Phase.WARM
         assert "warm: " in case.mode
     assert {15, 0, 1} <= offsets
     assert {(0, 0), (0, 12)} <= emitted
@@ -86,3 +88,38 @@ def test_warm_cases_leave_room_for_an_answer() -> None:
     for case in warm_cases([finished(0, 60, 32)], 40, 1, limits):
         assert isinstance(case.prompt, TokensPrompt)
         assert 1 <= len(case.prompt.token_ids) <= 100 - MAX_NEW_TOKENS
+
+
+def test_splits_cut_a_prompt_at_every_token_and_share_blocks_with_nobody_else() -> None:
+    leading, following = split_cases(2, 30, 4, LIMITS)
+    assert (leading, following) == split_cases(2, 30, 4, LIMITS)
+    assert [case.number for case in leading + following] == list(range(30, 30 + 2 * 2 * 34))
+    assert len({case.cache_salt for case in leading}) == len(leading)
+    cuts = []
+    for lead, case in zip(leading, following, strict=True):
+        assert isinstance(lead.prompt, TokensPrompt)
+        assert isinstance(case.prompt, TokensPrompt)
+        beginning, whole = lead.prompt.token_ids, case.prompt.token_ids
+        assert whole[: len(beginning)] == beginning
+        assert (case.follows, case.cache_salt) == (lead.number, lead.cache_salt)
+        assert lead.follows is None
+        cuts.append((whole, len(beginning)))
+    assert len(set(cuts)) == len(cuts) == 2 * 34
+    assert {length for _, length in cuts} == set(range(1, 35))
+
+
+@pytest.mark.parametrize("num_room_tokens", [300, 2048, 4096])
+def test_pressed_cases_outgrow_the_room_together_but_none_does_alone(num_room_tokens: int) -> None:
+    cases = pressed_cases(num_room_tokens, 7, 1, LIMITS)
+    if num_room_tokens < 1_000:
+        assert not cases, "each would be all prompt"
+        return
+    lengths = [num_bytes_or_tokens(case) + (case.sampling.max_tokens or 0) for case in cases]
+    assert [case.number for case in cases] == list(range(7, 7 + NUM_AT_ONCE))
+    assert sum(lengths) > 1.9 * num_room_tokens
+    assert max(lengths) <= min(num_room_tokens, LIMITS.max_context_length)
+    assert all(case.sampling.ignore_eos for case in cases)
+
+
+def test_a_large_room_is_not_outgrown() -> None:
+    assert not pressed_cases(MAX_DEMAND_TOKENS, 0, 1, LIMITS)

@@ -26,7 +26,7 @@ CASE = Case(number=0, prompt=TokensPrompt(token_ids=(1, 2, 3, 4)), sampling=GREE
 SAME = CheckedCase(case=CASE, expected=replace(OUTCOME, handoff_bytes=None), got=OUTCOME, difference=None)
 OTHER = replace(SAME, case=replace(CASE, number=1), difference="token 1: 3 instead of 2")
 REPORT = Report(
-    model="m", fingerprint="f", cluster="c", bytes_per_token=10, seconds=1.0, checked=(SAME, OTHER)
+    model="m", fingerprint="f", cluster="c", bytes_per_token=10, seconds=1.0, num_moves=3, checked=(SAME, OTHER)
 )
 
 

@@ -150,7 +150,7 @@ async def test_prompts_wait_at_the_router_while_prefill_workers_have_enough_to_d
         await eventually(lambda: link.load.prefill_ms_per_token is not None)
         running = asyncio.create_task(lab.generate(PROMPT, max_tokens=4))
         await eventually(lambda: lab.router._dispatcher.num_waiting == 1)
-        assert "pd_relay_waiting_requests 1.0" in (await lab.http.get("/metrics")).text
+        assert 'vllm:num_requests_waiting{model_name="demo"} 1.0' in (await lab.http.get("/metrics")).text
         assert not prefill.calls
         prefill.loads["queued_prefill_tokens"] = 50
         assert list((await running).output_ids) == toy_generate(PROMPT, 4)

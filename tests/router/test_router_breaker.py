@@ -96,7 +96,7 @@ async def test_a_worker_that_fails_is_left_alone_until_a_probe_succeeds() -> Non
         link = lab.router._registry.link("prefill-0")
         assert link is not None
         assert link.breaker.is_open
-        assert "pd_relay_open_breakers{worker=\"prefill-0\"} 1.0" in (await lab.http.get("/metrics")).text
+        assert 'pdrelay_open_breakers{role="prefill",worker="prefill-0"} 1.0' in (await lab.http.get("/metrics")).text
         with pytest.raises(Unavailable, match="prefill: no worker is ready"):
             await lab.generate()
         assert sum(call == "Prefill" for call, _, _ in prefill.calls) == FAILURES_IN_A_ROW

@@ -37,7 +37,7 @@ async def ends(lab: RouterLab) -> dict[str, float]:
     """Terminal states, and how many choices have ended in each, once none runs: an answer may come a little earlier."""
     await eventually(lambda: lab.router.num_running == 0)
     lines = (await lab.http.get("/metrics")).text.splitlines()
-    counts = [line.split() for line in lines if line.startswith("pd_relay_requests_total{")]
+    counts = [line.split() for line in lines if line.startswith("pdrelay_requests_total{")]
     return {name.split('"')[1]: float(value) for name, value in counts}
 
 

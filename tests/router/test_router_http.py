@@ -244,9 +244,9 @@ async def test_models_health_live_and_metrics() -> None:
         await lab.http.post("/v1/completions", json=BASE)
         await eventually(lambda: lab.router.num_running == 0)
         metrics = (await lab.http.get("/metrics")).text
-        assert 'pd_relay_requests_total{end="length"} 1.0' in metrics
-        assert "pd_relay_generated_tokens_total 8.0" in metrics
-        assert 'pd_relay_workers{role="decode",state="ready"} 1.0' in metrics
+        assert 'pdrelay_requests_total{end="length",model_name="demo"} 1.0' in metrics
+        assert 'vllm:generation_tokens_total{model_name="demo"} 8.0' in metrics
+        assert 'pdrelay_workers{role="decode",state="ready"} 1.0' in metrics
         await lab.decode[0].kill()
         await eventually(lambda: not lab.router._registry.serving)
         assert (await lab.http.get("/health")).status_code == 503

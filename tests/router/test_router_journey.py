@@ -197,7 +197,8 @@ def test_notes_of_another_attempt_are_ignored() -> None:
     journey = make()
     journey.place(with_decode=False)
     report = HandoffReport(
-        prefill_worker="p", decode_worker="d", num_bytes=1, num_hidden_bytes=1, transport="tcp", block_checksums=(),
+        prefill_worker="p", decode_worker="d", num_bytes=1, num_hidden_bytes=1, pull_s=0.1, exposed_s=0.0,
+        transport="tcp", block_checksums=(),
     )
     journey.note_handoff(7, report)
     journey.note_cached_tokens(7, 5)

@@ -49,7 +49,7 @@ async def test_another_router_goes_on_after_what_the_client_has(num_had: int) ->
         assert (complete.finish_reason, complete.usage.completion_tokens) == ("length", 20)
         assert prefills(lab) == [num_had]
         lines = (await lab.http.get("/metrics")).text
-        assert f"pd_relay_generated_tokens_total {20.0 - num_had}" in lines
+        assert f'vllm:generation_tokens_total{{model_name="demo"}} {20.0 - num_had}' in lines
 
 
 async def test_who_has_all_tokens_gets_the_end() -> None:
@@ -119,7 +119,7 @@ async def test_targets_count_for_what_is_resumed() -> None:
         await call.read()
         with pytest.raises(ResourceExhausted):
             await read(lab, ANSWER[:5])
-        assert 'pd_relay_requests_total{end="rejected"} 1.0' in (await lab.http.get("/metrics")).text
+        assert 'pdrelay_requests_total{end="rejected",model_name="demo"} 1.0' in (await lab.http.get("/metrics")).text
         call.cancel()
 
 

@@ -183,8 +183,8 @@ class World:
                     hidden=HiddenState(data=bytes(4), dtype="fp32", width=1),
                 )
                 self.core.on_pulled(request.key, PullResult(
-                    block_ids=block_ids, closing=closing, num_bytes=0, num_hidden_bytes=0, transport="",
-                    checksums=NO_LOGPROBS,
+                    block_ids=block_ids, closing=closing, num_bytes=0, num_hidden_bytes=0, pull_s=0.0,
+                    exposed_s=0.0, transport="", checksums=NO_LOGPROBS,
                 ))
 
     def _compute(self) -> int:

@@ -87,13 +87,13 @@ class Lab:
     async def num_retries(self) -> float:
         """Attempts after the first, of all requests so far."""
         lines = (await self.http.get("/metrics")).text.splitlines()
-        [value] = [line.split()[1] for line in lines if line.startswith("pd_relay_retries_total ")]
+        [value] = [line.split()[1] for line in lines if line.startswith("pdrelay_retries_total{")]
         return float(value)
 
     async def num_ended(self) -> float:
         """Choices with a terminal state, so far."""
         lines = (await self.http.get("/metrics")).text.splitlines()
-        return sum(float(line.split()[1]) for line in lines if line.startswith("pd_relay_requests_total{"))
+        return sum(float(line.split()[1]) for line in lines if line.startswith("pdrelay_requests_total{"))
 
     async def _is_idle(self) -> bool:
         reply = await self.api.GetLoads(api.GetLoadsRequest())

@@ -8,6 +8,7 @@ from pd_ops.commands import (
     bench_admission,
     bench_compare,
     bench_engine,
+    bench_layers,
     bench_placement,
     bench_precision,
     bench_router,
@@ -19,6 +20,7 @@ app = typer.Typer(help="Measure, beside others in the same run.", no_args_is_hel
 app.command("serve")(bench_serve.command)
 app.command("compare")(bench_compare.command)
 app.command("engine")(bench_engine.command)
+app.command("layers")(bench_layers.command)
 app.command("transfer")(bench_transfer.command)
 app.command("precision")(bench_precision.command)
 app.command("placement")(bench_placement.command)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pd_engine.errors import EXIT_CHECK_FAILED
+from pd_engine.model.config import ModelConfig, cache_layout
 from pd_engine.settings import Settings, load_settings
 from pd_ops.checked_model import with_checked_model
 from pd_ops.client import checked_address
@@ -19,6 +21,9 @@ from pd_ops.verification.report import Report
 from pd_ops.verification.run import VerificationPlan, verify
 
 DEFAULT_COUNT = 50
+OWN_ROOM_TOKENS = 4_096
+OWN_PROJECTED_TOKENS = 16
+MIB = 1024 * 1024
 
 
 def command(
@@ -28,6 +33,12 @@ def command(
     warm: Annotated[
         int | None, typer.Option(min=0, help="Then requests that find these in the caches.  [default: half as many]")
     ] = None,
+    splits: Annotated[
+        int, typer.Option(min=0, help="Then prompts of which every split between cached and new is run.")
+    ] = 1,
+    press: Annotated[
+        bool, typer.Option(help="Then more at once than a decode worker has room for, if its room is small enough.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal requests.")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time in the cluster.")] = 4,
     against: Annotated[
@@ -52,8 +63,11 @@ def command(
     )
     settings = with_checked_model(load_settings(config, overrides))
     plan = VerificationPlan(
-        count=count, num_warm=count // 2 if warm is None else warm, seed=seed, concurrency=concurrency
+        count=count, num_warm=count // 2 if warm is None else warm, num_splits=splits, presses=press, seed=seed,
+        concurrency=concurrency,
     )
+    if against is None and config is None:
+        settings = _with_small_room(settings)
     if against is not None:
         report = asyncio.run(verify(checked_address(against), settings, plan, output.note))
     else:
@@ -63,6 +77,18 @@ def command(
     output.text(report.to_text())
     if report.different:
         raise typer.Exit(EXIT_CHECK_FAILED)
+
+
+def _with_small_room(settings: Settings) -> Settings:
+    """With caches that `OWN_ROOM_TOKENS` fill, and choices that are admitted before all of their blocks are there."""
+    config = ModelConfig.load(Path(settings.model))
+    dtype = "fp32" if settings.engine.dtype == "fp32" else "bf16"
+    layout = cache_layout(config, dtype, settings.engine.block_size, config.has_mtp)
+    num_bytes = OWN_ROOM_TOKENS * layout.bytes_per_token
+    return settings.model_copy(update={
+        "engine": settings.engine.model_copy(update={"cache_mib": -(-num_bytes // MIB)}),
+        "decode": settings.decode.model_copy(update={"projected_tokens": OWN_PROJECTED_TOKENS}),
+    })
 
 
 async def _verify_own(local: LocalCluster, settings: Settings, plan: VerificationPlan, output: Output) -> Report:

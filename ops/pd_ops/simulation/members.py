@@ -26,6 +26,9 @@ from pd_router.model_info import ModelInfo
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.status import Status
+from pd_router.timeline import Timeline
+from pd_router.trace_book import TraceBook
+from pd_router.tracing import Tracing
 from prefill_worker.worker import PrefillWorker
 
 PORT = 1
@@ -115,14 +118,14 @@ class WatchedMetrics(Metrics):
     """Tells of journeys that have ended."""
 
     def __init__(
-        self, registry: Registry, num_running: Callable[[], int], num_waiting: Callable[[], int], *,
+        self, registry: Registry, model: str, num_running: Callable[[], int], num_waiting: Callable[[], int], *,
         on_end: Callable[[Journey], None],
     ) -> None:
-        super().__init__(registry, num_running, num_waiting)
+        super().__init__(registry, model, num_running, num_waiting)
         self._on_end = on_end
 
-    def note_end(self, journey: Journey, *, num_prompt_tokens: int, seconds: float) -> None:
-        super().note_end(journey, num_prompt_tokens=num_prompt_tokens, seconds=seconds)
+    def note_end(self, journey: Journey, timeline: Timeline, *, num_prompt_tokens: int) -> None:
+        super().note_end(journey, timeline, num_prompt_tokens=num_prompt_tokens)
         self._on_end(journey)
 
 
@@ -149,9 +152,10 @@ class SimulatedRouter:
         self.dispatcher = Dispatcher(
             DispatchSettings.of(SETTINGS), registry=self.registry, tokenizer=model.tokenizer,
             metrics=WatchedMetrics(
-                self.registry, lambda: self.dispatcher.num_running, lambda: self.dispatcher.num_waiting, on_end=on_end
+                self.registry, model.served_name, lambda: self.dispatcher.num_running,
+                lambda: self.dispatcher.num_waiting, on_end=on_end,
             ),
-            new_id=new_id,
+            tracing=Tracing(0), new_id=new_id,
         )
 
     async def start(self, workers: Sequence[WorkerEndpoint]) -> None:
@@ -160,7 +164,7 @@ class SimulatedRouter:
         status = Status(
             model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running
         )
-        service = PdRelayService(self.dispatcher, preparer, status, Callers([]))
+        service = PdRelayService(self.dispatcher, preparer, status, Callers([]), TraceBook(0))
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)
         server.add_insecure_port(address_of(self.process.name))
         await self.registry.set_workers(workers)

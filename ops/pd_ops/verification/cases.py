@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from pd_engine.text.defaults import SamplingFields
 from pd_ops.request_options import Prompt, TextPrompt, TokensPrompt
@@ -24,23 +25,31 @@ WORDS = (
 )
 
 
+class Phase(Enum):
+    """What a case finds in the cluster."""
+
+    COLD = "cold"  # it uses nothing of what is cached
+    WARM = "warm"  # blocks of the case that it follows, and of others
+    SPLIT = "split"  # the first k tokens of its prompt, for every k, or nothing that it could use
+    PRESSED = "pressed"  # a decode pool that has no room for all that run
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One request.
 
     Attributes:
-        prompt: at least one token, and room for `MAX_NEW_TOKENS` behind it.
-        follows: number of the case on whose workers it runs, where it may find cached blocks; None: it uses none.
+        prompt: at least one token, and room for its new tokens behind it.
+        follows: number of the case on whose workers it runs; None: on any.
+        cache_salt: what it shares cached blocks with has the same.
     """
 
     number: int
     prompt: Prompt
     sampling: SamplingFields
+    phase: Phase = Phase.COLD
     follows: int | None = None
-
-    @property
-    def is_warm(self) -> bool:
-        return self.follows is not None
+    cache_salt: str = ""
 
     @property
     def is_greedy(self) -> bool:
@@ -53,8 +62,8 @@ class Case:
     @property
     def mode(self) -> str:
         """Such as "seeded, speculation on", or "warm: seeded, speculation on"."""
-        warm = "warm: " if self.is_warm else ""
-        return f"{warm}{'greedy' if self.is_greedy else 'seeded'}, speculation {'on' if self.speculates else 'off'}"
+        phase = "" if self.phase is Phase.COLD else f"{self.phase.value}: "
+        return f"{phase}{'greedy' if self.is_greedy else 'seeded'}, speculation {'on' if self.speculates else 'off'}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ LOCAL_EVERY = 3  # not as the modes of the cases: each meets both
 class Request:
     prompt: Prompt
     sampling: SamplingFields
+    cache_salt: str = ""
 
 
 def worker_pairs(info: api_pb2.GetServerInfoResponse) -> list[Pair]:
@@ -93,7 +94,9 @@ async def run_remote(
     async def run(request: Request, placement: api_pb2.Placement) -> Completion:
         nonlocal num_done
         async with turn:
-            completion = await client.complete(to_request(request.prompt, request.sampling, placement=placement))
+            completion = await client.complete(
+                to_request(request.prompt, request.sampling, placement=placement, cache_salt=request.cache_salt)
+            )
         num_done += 1
         on_done(num_done)
         return completion

@@ -23,13 +23,18 @@ class CheckedCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """All cases of a run, and against what they were checked."""
+    """All cases of a run, and against what they were checked.
+
+    Attributes:
+        num_moves: times that a sequence has left for host memory while the room was pressed; None: it was not.
+    """
 
     model: str
     fingerprint: str
     cluster: str
     bytes_per_token: int
     seconds: float
+    num_moves: int | None
     checked: tuple[CheckedCase, ...]
 
     @property
@@ -47,6 +52,7 @@ class Report:
             "handed_over": sum(one.got.handoff_bytes is not None for one in self.checked),
             "local": sum(one.got.is_local for one in self.checked),
             "handoff_bytes": sum(one.got.handoff_bytes or 0 for one in self.checked),
+            "moves": self.num_moves,
             "cached_tokens": sum(one.got.num_cached_tokens for one in self.checked),
             "bytes_per_token": self.bytes_per_token, "seconds": round(self.seconds, 3),
             "cases": [_case_document(one) for one in self.checked],
@@ -60,6 +66,7 @@ class Report:
         lines = [
             table(columns, rows),
             f"prompts that decode workers computed: {sum(one.got.is_local for one in self.checked)}",
+            f"sequences moved to host memory and back: {'not tried' if self.num_moves is None else self.num_moves}",
             f"identical to monolithic: {self.num_identical} of {len(self.checked)}",
         ]
         if self.different:
@@ -86,8 +93,9 @@ def _row(mode: str, checked: Sequence[CheckedCase]) -> list[object]:
 
 def _case_document(one: CheckedCase) -> Document:
     return {
-        "number": one.case.number, "follows": one.case.follows, "greedy": one.case.is_greedy,
-        "speculation": one.case.speculates, "prompt_tokens": one.expected.num_prompt_tokens,
+        "number": one.case.number, "phase": one.case.phase.value, "follows": one.case.follows,
+        "greedy": one.case.is_greedy, "speculation": one.case.speculates,
+        "prompt_tokens": one.expected.num_prompt_tokens,
         "completion_tokens": len(one.expected.token_ids), "finish_reason": one.expected.finish_reason,
         "cached_tokens": one.got.num_cached_tokens, "handoff_bytes": one.got.handoff_bytes, "local": one.got.is_local,
         "identical": one.difference is None, "difference": one.difference,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pd_engine.text.defaults import SamplingFields
 from pd_ops.request_options import TokensPrompt
-from pd_ops.verification.cases import Case, CaseLimits, draw_sampling
+from pd_ops.verification.cases import Case, CaseLimits, Phase, draw_sampling
 
 MAX_FRESH_TOKENS = 40
 OFFSETS = (-1, 0, 1)  # from an edge of a block
@@ -37,7 +37,7 @@ def warm_cases(finished: Sequence[FinishedCase], count: int, seed: int, limits: 
 def _warm_case(
     number: int, index: int, finished: Sequence[FinishedCase], rng: random.Random, limits: CaseLimits
 ) -> Case:
-    base = finished[index % len(finished)]
+    base = finished[-1 - index % len(finished)]  # the last first: what they have left is still cached
     whole = base.prompt_ids + base.token_ids
     fresh = tuple(rng.randrange(limits.vocab_size) for _ in range(rng.randint(0, MAX_FRESH_TOKENS)))
     if index % 2 == 0:
@@ -47,4 +47,7 @@ def _warm_case(
         shared = min(len(whole), max(0, edge + OFFSETS[index // 2 % len(OFFSETS)]))
     prompt_ids = (whole[:shared] + fresh or whole[:1])[: limits.longest_prompt_tokens]
     sampling: SamplingFields = draw_sampling(number, rng, limits)
-    return Case(number=number, prompt=TokensPrompt(token_ids=prompt_ids), sampling=sampling, follows=base.number)
+    return Case(
+        number=number, prompt=TokensPrompt(token_ids=prompt_ids), sampling=sampling, phase=Phase.WARM,
+        follows=base.number,
+    )

@@ -1,0 +1,116 @@
+"""What the router's last reports say of its workers. Made at each scrape, of the workers that there are: their ids are
+the labels, so that what is gone leaves no series behind."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pd_engine.contracts import worker_pb2 as pb
+from pd_router.registry import Registry
+
+Value = Callable[[pb.LoadsReply], float]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMetric:
+    """A counter begins anew with each life of its worker."""
+
+    name: str
+    documentation: str
+    value: Value
+    is_counter: bool = False
+
+
+OF_WORKERS = (
+    WorkerMetric("pdrelay_blocks", "Blocks of a worker.", lambda loads: loads.num_blocks_total),
+    WorkerMetric("pdrelay_free_blocks", "Of them, free or only cached.", lambda loads: loads.num_blocks_free),
+    WorkerMetric(
+        "pdrelay_quarantined_blocks", "Of them, not used until a transfer has ended.",
+        lambda loads: loads.num_quarantined_blocks,
+    ),
+    WorkerMetric("pdrelay_leases", "Leases that hold blocks there.", lambda loads: loads.num_leases),
+    WorkerMetric(
+        "pdrelay_expired_leases", "Leases that nobody renewed.", lambda loads: loads.num_expired_leases_total, True
+    ),
+    WorkerMetric("pdrelay_pins", "Handoffs and prefixes that it serves.", lambda loads: loads.num_pins),
+    WorkerMetric("pdrelay_running_sequences", "In its last step.", lambda loads: loads.num_running),
+    WorkerMetric("pdrelay_waiting_sequences", "There, but not in a step.", lambda loads: loads.num_waiting),
+    WorkerMetric(
+        "pdrelay_queued_prefill_tokens", "Of prompts that wait there to be computed.",
+        lambda loads: loads.queued_prefill_tokens,
+    ),
+    WorkerMetric(
+        "pdrelay_prefill_tokens_per_second", "As measured in its last prompts.",
+        lambda loads: loads.prefill_tokens_per_s,
+    ),
+    WorkerMetric("pdrelay_step_seconds", "Between two tokens of a sequence there.", lambda loads: loads.itl_ms / 1000),
+    WorkerMetric("pdrelay_preempted_sequences", "In its host memory.", lambda loads: loads.num_preempted),
+    WorkerMetric("pdrelay_host_cache_bytes", "Host memory that they take.", lambda loads: loads.host_cache_bytes),
+    WorkerMetric(
+        "pdrelay_recomputed_choices", "Given up for want of room, and placed again.",
+        lambda loads: loads.num_recomputed_total, True,
+    ),
+    WorkerMetric("pdrelay_resident_bytes", "Memory of its process.", lambda loads: loads.rss_bytes),
+    WorkerMetric("agent_rx_bytes", "Fetched from other workers.", lambda loads: loads.fetched_bytes_total, True),
+    WorkerMetric("agent_rx_requests_num", "Fetches of them.", lambda loads: loads.num_fetches_total, True),
+    WorkerMetric("agent_xfer_time", "Microseconds that they took.", lambda loads: loads.fetch_us_total, True),
+)
+OF_ENGINES = (
+    WorkerMetric(
+        "vllm:kv_cache_usage_perc", "Share of its blocks that is in use, 0 to 1.",
+        lambda loads: 1 - loads.num_blocks_free / loads.num_blocks_total if loads.num_blocks_total else 0.0,
+    ),
+    WorkerMetric(
+        "vllm:num_preemptions", "Sequences moved to its host memory.", lambda loads: loads.num_moves_total, True
+    ),
+    WorkerMetric(
+        "vllm:nixl_num_failed_transfers", "Pulls that ended without success.",
+        lambda loads: loads.num_failed_pulls_total, True,
+    ),
+)
+
+
+class WorkerMetrics(Collector):
+    """Args:
+    model: the served name.
+    """
+
+    def __init__(self, registry: Registry, model: str) -> None:
+        self._registry = registry
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._workers()
+        breakers = GaugeMetricFamily(
+            "pdrelay_open_breakers", "1 for a worker to which nothing is sent, as it fails.", labels=["worker", "role"]
+        )
+        for link in self._registry.links():
+            breakers.add_metric([link.worker_id, link.role.value], link.breaker.is_open)
+        yield breakers
+        for metric in OF_WORKERS:
+            yield self._family(metric, ["worker", "role"], lambda worker_id, role: [worker_id, role])
+        for metric in OF_ENGINES:
+            yield self._family(metric, ["model_name", "engine"], lambda worker_id, _: [self._model, worker_id])
+        index = self._registry.index
+        yield GaugeMetricFamily("pdrelay_index_entries", "Cached blocks, each at one worker, known.", index.num_entries)
+        yield GaugeMetricFamily("pdrelay_index_left_out", "Cached blocks it had no room for.", index.num_left_out)
+
+    def _workers(self) -> Metric:
+        family = GaugeMetricFamily("pdrelay_workers", "Workers by role and state.", labels=["role", "state"])
+        counts = Tally((link.role, link.state) for link in self._registry.links())
+        for (role, state), count in counts.items():
+            family.add_metric([role.value, state.value], count)
+        return family
+
+    def _family(self, metric: WorkerMetric, labels: list[str], of: Callable[[str, str], list[str]]) -> Metric:
+        family_type = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+        family = family_type(metric.name, metric.documentation, labels=labels)
+        for link in self._registry.links():
+            if link.loads is not None:
+                family.add_metric(of(link.worker_id, link.role.value), metric.value(link.loads))
+        return family
