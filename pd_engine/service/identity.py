@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
@@ -89,4 +90,10 @@ def process_age_s() -> float:
 
 
 def rss_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
+    return int(_process(os.getpid()).memory_info().rss)
+
+
+@functools.lru_cache(maxsize=1)
+def _process(pid: int) -> psutil.Process:
+    """To make one reads several files of /proc; it is asked with every load report."""
+    return psutil.Process(pid)

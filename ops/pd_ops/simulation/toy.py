@@ -90,7 +90,7 @@ class ToyEngine(Engine):
 
     def __init__(self, num_blocks: int) -> None:
         self.config = cast(Any, SimpleNamespace(vocab_size=4096, hidden_size=2, num_hidden_layers=1))
-        self.ops = cast(Any, SimpleNamespace(name="toy"))
+        self.ops = cast(Any, SimpleNamespace(name="toy", device=torch.device("cpu"), is_on_host=True))
         self.layout = LAYOUT
         self.dtype = "fp32"
         self.fingerprint = "70" * 16
