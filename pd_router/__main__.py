@@ -16,11 +16,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import uvloop
 from pydantic import ValidationError
 
 from pd_engine.errors import EXIT_OK, InvalidArgument, PdRelayError
 from pd_engine.service.secret import secret_from_environment
 from pd_engine.settings import Settings
+from pd_router.garbage import spare_what_stays
 from pd_router.link_state import WorkerEndpoint
 from pd_router.server import Router
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = _parse_settings(arguments.settings_json)
         logging.basicConfig(level=settings.cluster.log_level.upper(), stream=sys.stderr)
         workers = parse_workers(arguments.workers_json)
-        asyncio.run(_serve(settings, workers, follow_stdin=arguments.follow_stdin))
+        uvloop.run(_serve(settings, workers, follow_stdin=arguments.follow_stdin))
     except PdRelayError as error:
         print(error.message, file=sys.stderr)
         return error.exit_code
@@ -67,6 +69,7 @@ def _parse_settings(text: str) -> Settings:
 async def _serve(settings: Settings, workers: list[WorkerEndpoint], *, follow_stdin: bool) -> None:
     router = Router(settings, secret=secret_from_environment())
     addresses = await router.start()
+    spare_what_stays()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -46,7 +46,10 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         self._preparer = preparer
         self._status = status
 
-    async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
+    async def Generate(  # type: ignore[override]  # gRPC takes either kind of handler
+        self, request: api.GenerateRequest, context: Context
+    ) -> None:
+        """Writes to the context: replies that are yielded pass through a generator more, each of them."""
         check_counts(request, self._preparer)
         check_known_fields(request)
         caller = self._callers.of(authorization(context.invocation_metadata()))
@@ -58,10 +61,10 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
                 if update.chunk is not None and request.stream:
                     response = api.GenerateResponse(request_id=prepared.request_id)
                     fill_chunk(response.chunk, update.choice, update.chunk)
-                    yield response
+                    await context.write(response)
                 if update.ended:
                     complete = complete_message(running.result(update.choice))
-                    yield api.GenerateResponse(request_id=prepared.request_id, complete=complete)
+                    await context.write(api.GenerateResponse(request_id=prepared.request_id, complete=complete))
 
     async def Explain(self, request: api.GenerateRequest, context: Context) -> api.PlacementReport:
         check_counts(request, self._preparer)

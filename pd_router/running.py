@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pd_engine.errors import InvalidArgument, PdRelayError
 from pd_engine.sequence import FinishReason, SampledToken
@@ -35,8 +36,7 @@ class Result:
     placement: Placement | None
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What is new of one choice: tokens, or its end, or both."""
 
     choice: int

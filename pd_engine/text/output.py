@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pd_engine.text.stop import StopMatcher
 from pd_engine.text.tokenizer import Tokenizer
@@ -11,8 +11,7 @@ from pd_engine.text.tokenizer import Tokenizer
 _UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """Text to show after one token; may lag behind it. `stop_reason` is the stop string that the token completed."""
 
     text: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StopStep:
+class StopStep(NamedTuple):
     """Text that is now certain to be shown, and the stop string that was completed, if any."""
 
     text: str

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import uvloop
 
 from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import worker_pb2 as pb
@@ -173,4 +174,4 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    uvloop.run(_serve())

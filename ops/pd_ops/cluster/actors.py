@@ -167,10 +167,12 @@ class RouterActor:
         return await _answer(self._start())
 
     async def _start(self) -> RouterStarted:
+        from pd_router.garbage import spare_what_stays
         from pd_router.server import Router
 
         self._router = Router(self._settings, secret=self._secret, shares_ports=True)
         addresses = await self._router.start()
+        spare_what_stays()
         return RouterStarted(pid=os.getpid(), grpc_address=addresses.grpc, http_address=addresses.http)
 
     async def set_workers(self, places: list[WorkerPlace]) -> Failure | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
@@ -35,16 +36,21 @@ class CallDetails:
 
 
 class CallContext:
-    """What a handler is given: it can read what came with the call, and abort it."""
+    """What a handler is given: it can read what came with the call, answer a stream of replies, and abort it."""
 
     def __init__(self, invocation_metadata: Metadata) -> None:
         self._invocation_metadata = invocation_metadata
+        self.on_reply: Callable[[Any], None] | None = None
         self.code = grpc.StatusCode.OK
         self.details = ""
         self.metadata: Metadata = ()
 
     def invocation_metadata(self) -> Metadata:
         return self._invocation_metadata
+
+    async def write(self, reply: Any) -> None:
+        assert self.on_reply is not None, "replies are of a stream"
+        self.on_reply(reply)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
         self.code, self.details, self.metadata = code, details, trailing_metadata
@@ -118,12 +124,19 @@ class MemoryServer(grpc.aio.Server):
         assert handler is not None, f"nobody answers {call.path}"
         request = handler.request_deserializer(call.data)
         self._witness.called(self.process, call, request)
+
+        def answer(reply: Any) -> None:
+            self._witness.answered(self.process, call, request, reply)
+            send(handler.response_serializer(reply))
+
         try:
-            if handler.response_streaming:
+            if handler.response_streaming and inspect.isasyncgenfunction(handler.unary_stream):
                 async with contextlib.aclosing(handler.unary_stream(request, context)) as replies:
                     async for reply in replies:
-                        self._witness.answered(self.process, call, request, reply)
-                        send(handler.response_serializer(reply))
+                        answer(reply)
+            elif handler.response_streaming:
+                context.on_reply = answer
+                await handler.unary_stream(request, context)
             else:
                 reply = await handler.unary_unary(request, context)
                 self._witness.answered(self.process, call, request, reply)
