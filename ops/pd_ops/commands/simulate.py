@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from pd_ops.commands import simulate_faults
+from pd_ops.commands import simulate_capacity, simulate_faults
 
 app = typer.Typer(help="Play a cluster on a virtual clock, without one.", no_args_is_help=True, rich_markup_mode=None)
-app.callback()(lambda: None)  # a group, although there is one command in it
 app.command("faults")(simulate_faults.command)
+app.command("capacity")(simulate_capacity.command)

@@ -1,0 +1,185 @@
+"""`pd-relay simulate capacity`: pools of several sizes under one load, in simulated time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pd_engine.errors import InvalidArgument
+from pd_ops.bench.identity import identity, identity_text
+from pd_ops.commands import options
+from pd_ops.output import Document
+from pd_ops.tables import table
+
+if TYPE_CHECKING:
+    from pd_ops.bench.serve.result import Result
+    from pd_ops.sizing.cost_model import CostModel
+    from pd_ops.sizing.study import Study
+
+TTFT_MS, ITL_MS = 2000.0, 100.0
+MAX_CONTEXT = 131_072
+COLUMNS = ("pools", "good", "goodput/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms", "cached", "prefill busy",
+           "decode busy", "batch", "worker s/request", "front")
+
+
+def command(
+    context: typer.Context,
+    fit: Annotated[Path | None, typer.Option(help="Result of bench serve, from which costs are fitted.")] = None,
+    cost: Annotated[Path | None, typer.Option(help="Cost model, as --write-cost writes it.")] = None,
+    write_cost: Annotated[Path | None, typer.Option(help="File to write the cost model to.")] = None,
+    pools: Annotated[list[str] | None, typer.Option(help="P:D, prefill and decode workers; repeatable.")] = None,
+    workers: Annotated[int | None, typer.Option(min=2, max=64, help="All ratios of so many workers.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Load: the requests of this bench serve result, beside what it measured.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Load: Mooncake, Azure or ServeGen.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Load: built-in kinds, as bench serve has them.")] = None,
+    requests: Annotated[int, typer.Option(min=2, max=10_000_000, help="Of a trace or kinds.")] = 1000,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, max=1e6, help="Requests a second; default: the trace's, or 1.")
+    ] = None,
+    burstiness: Annotated[float | None, typer.Option(min=0, max=100, help="Variation of the gaps.")] = None,
+    length_scale: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Lengths times this.")] = None,
+    max_context: Annotated[int, typer.Option(min=2, help="Longer requests are clipped.")] = MAX_CONTEXT,
+    cache_tokens: Annotated[int, typer.Option(min=1, help="That the cache of a worker holds.")] = 100_000,
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="engine.chunk_tokens.")] = 256,
+    max_batch: Annotated[int, typer.Option(min=1, help="decode.max_batch.")] = 64,
+    local_tokens: Annotated[int, typer.Option(min=0, help="router.local_prefill_tokens.")] = 64,
+    ttft_target_ms: Annotated[float, typer.Option(min=0, help="A good request has its first token by then.")] = TTFT_MS,
+    itl_target_ms: Annotated[float, typer.Option(min=0, help="And no more than this between tokens.")] = ITL_MS,
+    refuse: Annotated[bool, typer.Option("--refuse", help="The router refuses by the targets.")] = False,
+    fail: Annotated[
+        list[str] | None, typer.Option(help="WORKER@SECONDS: it dies then; each pool is played with and without.")
+    ] = None,
+    back_after: Annotated[float, typer.Option(min=0, help="Seconds until a dead worker serves again.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the load and of what varies.")] = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Play a load on pools of several sizes with the router's own classes, in simulated time: which ratio of prefill to
+    decode workers it needs, what a dead worker costs, when local prefill is worth it. What work takes comes from a
+    measurement."""
+    output = options.start(context, as_json)
+    from pd_ops.bench.serve.result import read_result
+    from pd_ops.sizing.study import compared, front, parse_failure
+
+    about = identity()
+    costs = _costs(fit, cost)
+    if write_cost is not None:
+        write_cost.write_text(json.dumps(costs.to_json(), indent=1) + "\n", encoding="utf-8")
+    measured = read_result(replay) if replay is not None else None
+    plan: Document = {
+        "trace": trace, "kinds": tuple(kind or ()), "num_requests": requests, "rate_per_s": rate,
+        "variation": burstiness, "length_scale": length_scale, "seed": seed,
+    }
+    study, load = _study(
+        costs, measured, plan, max_context=max_context, cache_tokens=cache_tokens, seed=seed,
+        failures=tuple(parse_failure(text, back_after_s=back_after) for text in fail or ()),
+        more={"chunk_tokens": chunk_tokens, "max_batch": max_batch, "local_tokens": local_tokens, "refuses": refuse,
+              "ttft_target_ms": ttft_target_ms, "itl_target_ms": itl_target_ms},
+    )
+    rows: list[Document] = []
+    for prefill, decode in _chosen(pools, workers, measured):
+        for with_failures in (False, True) if study.failures else (False,):
+            output.note(f"{prefill} prefill, {decode} decode" + (", with failures" if with_failures else ""))
+            rows.append(study.row(prefill, decode, with_failures=with_failures))
+    marks = front(rows)
+    document = {
+        **about, "cost": costs.to_json(), "load": load, "seed": seed, "ttft_target_ms": ttft_target_ms,
+        "itl_target_ms": itl_target_ms,
+        "rows": [{**row, "front": mark} for row, mark in zip(rows, marks, strict=True)],
+        "compared": compared(rows[0], measured) if measured is not None else None,
+    }
+    output.document(document)
+    output.text(_text(document))
+
+
+def _costs(fit: Path | None, cost: Path | None) -> CostModel:
+    from pd_ops.bench.serve.result import read_result
+    from pd_ops.sizing.cost_model import read_cost
+    from pd_ops.sizing.fitting import fit as fitted
+
+    if (fit is None) == (cost is None):
+        raise InvalidArgument("give one of --fit RESULT and --cost FILE: what work takes has to be known")
+    if fit is not None:
+        return fitted(read_result(fit))
+    assert cost is not None
+    return read_cost(cost)
+
+
+def _study(
+    costs: CostModel, measured: Result | None, plan: Document, *, max_context: int, cache_tokens: int, seed: int,
+    failures: tuple[object, ...], more: Document,
+) -> tuple[Study, Document]:
+    """And what the load is, in the words of bench serve."""
+    from pd_ops.bench.serve.load import LoadPlan, build_load
+    from pd_ops.sizing.outcome import replayed, travellers_of
+    from pd_ops.sizing.pools import Pools
+    from pd_ops.sizing.study import Study
+
+    if measured is not None:
+        if plan["trace"] is not None or plan["kinds"]:
+            raise InvalidArgument("give --replay, or --trace or --kind, not both")
+        if not measured.records:
+            raise InvalidArgument(f"{measured.path} has no records.jsonl beside it: there is nothing to replay")
+        block_size, load = 16, measured.document["load"]
+        records = measured.records
+        make = lambda: replayed(records)  # noqa: E731
+    else:
+        built = build_load(LoadPlan(**plan), max_context)
+        block_size, load = built.requests[0].block_tokens, built.description
+        if any(one.block_tokens != block_size for one in built.requests):
+            raise InvalidArgument("the requests of the load have blocks of different sizes")
+        make = lambda: travellers_of(built.requests)  # noqa: E731
+    sizes = Pools(prefill=1, decode=1, num_blocks=max(1, cache_tokens // block_size), block_size=block_size, **more)
+    return Study(cost=costs, travellers=make, pools=sizes, failures=failures, seed=seed), load  # type: ignore[arg-type]
+
+
+def _chosen(pools: list[str] | None, workers: int | None, measured: Result | None) -> list[tuple[int, int]]:
+    from pd_ops.sizing.study import parse_pools
+
+    chosen = [parse_pools(text) for text in pools or ()]
+    if workers is not None:
+        chosen += [(prefill, workers - prefill) for prefill in range(1, workers)]
+    if not chosen and measured is not None:
+        topology = measured.identity.get("topology") or {}
+        chosen = [parse_pools(f"{topology.get('prefill', 0)}:{topology.get('decode', 0)}")]
+    if not chosen:
+        raise InvalidArgument("give --pools P:D, or --workers N for all ratios of so many")
+    return list(dict.fromkeys(chosen))
+
+
+def _text(document: Document) -> str:
+    cost = document["cost"]
+    lines = [
+        identity_text(document),
+        f"costs {cost['source']}: {cost['prefill_ms_per_token']:.4g} ms a prompt token, decode step "
+        f"{cost['decode_step_ms']:.4g} + {cost['decode_ms_per_sequence']:.4g} a sequence + "
+        f"{1e3 * cost['decode_ms_per_slot']:.4g} a thousand slots, handoff {cost['handoff_ms']:.4g}, doors "
+        f"{cost['door_ms']:.4g}, {cost['tokens_per_step']:.2f} tokens a step",
+        f"{document['load']['requests']} requests; good: TTFT <= {document['ttft_target_ms']:g} ms, ITL <= "
+        f"{document['itl_target_ms']:g} ms on average", "",
+        table(COLUMNS, [_cells(row) for row in document["rows"]]),
+    ]
+    if document["compared"] is not None:
+        lines += ["", table(("measured beside simulated", "measured", "simulated", "ratio"), [
+            (one["name"], _number(one["measured"]), _number(one["simulated"]), _number(one["ratio"]))
+            for one in document["compared"]
+        ])]
+    return "\n".join(lines)
+
+
+def _cells(row: Document) -> tuple[object, ...]:
+    died = f", {' and '.join(row['died'])} died" if row["died"] else ""
+    return (
+        f"{row['prefill']}:{row['decode']}{died}", f"{row['good_share']:.1%}", f"{row['goodput_per_s']:.3g}",
+        *(_number(row[name][rank]) for name in ("ttft_ms", "itl_ms") for rank in ("p50", "p99")),
+        f"{row['cached_share']:.0%}", f"{row['prefill_busy_share']:.0%}", f"{row['decode_busy_share']:.0%}",
+        f"{row['mean_batch']:.1f}", _number(row["worker_s_per_request"]), "yes" if row["front"] else "",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

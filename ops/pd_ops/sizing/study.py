@@ -1,0 +1,98 @@
+"""Several sets of pools under one load: which of them are worth their workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pd_engine.errors import InvalidArgument
+from pd_ops.bench.measured_process import Document
+from pd_ops.bench.serve.result import Result
+from pd_ops.sizing.cost_model import CostModel
+from pd_ops.sizing.outcome import Traveller
+from pd_ops.sizing.pools import Failure, Pools
+from pd_ops.sizing.world import World
+
+MAX_WORKERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """Attributes:
+    travellers: makes the load anew: a simulation uses it up.
+    pools: but for how many workers each has.
+    """
+
+    cost: CostModel
+    travellers: Callable[[], list[Traveller]]
+    pools: Pools
+    failures: tuple[Failure, ...] = ()
+    seed: int = 0
+
+    def row(self, prefill: int, decode: int, *, with_failures: bool) -> Document:
+        """The summary of one simulation, and which workers died in it."""
+        failures = self.failures if with_failures else ()
+        pools = replace(self.pools, prefill=prefill, decode=decode)
+        outcome = World(pools, self.cost, self.travellers(), seed=self.seed, failures=failures).run()
+        return {
+            **outcome.summary(prefill=prefill, decode=decode, ttft_ms=pools.ttft_target_ms, itl_ms=pools.itl_target_ms),
+            "died": [failure.worker_id for failure in failures],
+        }
+
+
+def parse_pools(text: str) -> tuple[int, int]:
+    """Raises:
+    InvalidArgument: it is not P:D, with a decode worker at least.
+    """
+    match = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text)
+    if match is None or int(match[2]) < 1 or int(match[1]) + int(match[2]) > MAX_WORKERS:
+        raise InvalidArgument(
+            f"--pools must be P:D, such as 1:3, with a decode worker at least and {MAX_WORKERS} in all at most, got "
+            f"{text[:40]!r}"
+        )
+    return int(match[1]), int(match[2])
+
+
+def parse_failure(text: str, *, back_after_s: float) -> Failure:
+    """Raises:
+    InvalidArgument: it is not WORKER@SECONDS.
+    """
+    match = re.fullmatch(r"((?:prefill|decode)-[0-9]{1,4})@([0-9]{1,9}(?:\.[0-9]{1,6})?)", text)
+    if match is None:
+        raise InvalidArgument(f"--fail must be WORKER@SECONDS, such as decode-0@60, got {text[:40]!r}")
+    return Failure(worker_id=match[1], at_s=float(match[2]), back_after_s=back_after_s)
+
+
+def front(rows: Sequence[Document]) -> list[bool]:
+    """Of each row, whether no other one is as good in all of these and better in one: fewer workers, more goodput,
+    lower p99 of first tokens and of times between tokens."""
+    points = [_point(row) for row in rows]
+    return [
+        not any(
+            all(mine <= his for mine, his in zip(other, point, strict=True)) and other != point for other in points
+        )
+        for point in points
+    ]
+
+
+def _point(row: Document) -> tuple[float, ...]:
+    """Less is better."""
+    worst = float("inf")
+    ttft, itl = row["ttft_ms"]["p99"], row["itl_ms"]["p99"]
+    return (row["prefill"] + row["decode"], -row["goodput_per_s"], worst if ttft is None else ttft,
+            worst if itl is None else itl)
+
+
+def compared(row: Document, result: Result) -> list[Document]:
+    """What was simulated beside what was measured: name, both, and their ratio (null without one)."""
+    found = [
+        _pair(f"{name} {rank}", result.summary[name][rank], row[name][rank])
+        for name in ("ttft_ms", "itl_ms") for rank in ("p50", "p99")
+    ]
+    return [*found, _pair("good_share", result.summary["good_share"], row["good_share"])]
+
+
+def _pair(name: str, measured: float | None, simulated: float | None) -> Document:
+    ratio = simulated / measured if measured and simulated is not None else None
+    return {"name": name, "measured": measured, "simulated": simulated, "ratio": ratio}
