@@ -1,4 +1,4 @@
-"""A router and a worker of each role as processes of their own, without Ray: what a measurement of handoffs needs."""
+"""A router and workers as processes of their own, without Ray: what a measurement of handoffs needs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pd_engine.errors import Unavailable
@@ -20,6 +21,17 @@ END_TIMEOUT_S = 5.0
 LOG_TAIL_CHARS = 600
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """A worker: its role, and the core that it is bound to; None: any."""
+
+    role: str
+    core: int | None = None
+
+
+ONE_OF_EACH = (Seat(role="prefill"), Seat(role="decode"))
+
+
 @asynccontextmanager
 async def served(settings: Settings, log_directory: Path) -> AsyncIterator[str]:
     """The gRPC address of a router with one prefill and one decode worker; all of them end with the context.
@@ -27,36 +39,52 @@ async def served(settings: Settings, log_directory: Path) -> AsyncIterator[str]:
     Raises:
         Unavailable: one of them did not start.
     """
-    secret = new_secret()
-    text = settings.model_dump_json()
-    async with AsyncExitStack() as stack:
-        workers = []
-        for role in ("prefill", "decode"):
-            worker_id = f"{role}-0"
-            command = ["-m", f"{role}_worker", "--worker-id", worker_id, "--settings-json", text, "--end-with-stdin"]
-            ready = await stack.enter_async_context(_process(command, secret, log_directory / f"{worker_id}.log"))
-            workers.append({"worker_id": worker_id, "role": role, "address": ready["address"]})
-        command = [
-            "-m", "pd_router", "--settings-json", text, "--workers-json", json.dumps(workers), "--follow-stdin",
-        ]
-        ready = await stack.enter_async_context(_process(command, secret, log_directory / "router.log"))
-        yield ready["grpc"]
+    async with running(settings, log_directory, ONE_OF_EACH) as doors:
+        yield doors["grpc"]
 
 
 @asynccontextmanager
-async def _process(arguments: Sequence[str], secret: str, log: Path) -> AsyncIterator[Document]:
+async def running(settings: Settings, log_directory: Path, seats: Sequence[Seat]) -> AsyncIterator[Document]:
+    """The addresses of a router, `grpc` and `http`, with these workers; all of them end with the context.
+
+    Raises:
+        Unavailable: one of them did not start.
+    """
+    secret = new_secret()
+    text = settings.model_dump_json()
+    async with AsyncExitStack() as stack:
+        workers: list[Document] = []
+        for seat in seats:
+            worker_id = f"{seat.role}-{sum(worker['role'] == seat.role for worker in workers)}"
+            command = ["-m", f"{seat.role}_worker", "--worker-id", worker_id, "--settings-json", text,
+                       "--end-with-stdin"]
+            ready = await stack.enter_async_context(
+                _process(command, secret, log_directory / f"{worker_id}.log", seat.core)
+            )
+            workers.append({"worker_id": worker_id, "role": seat.role, "address": ready["address"]})
+        command = [
+            "-m", "pd_router", "--settings-json", text, "--workers-json", json.dumps(workers), "--follow-stdin",
+        ]
+        yield await stack.enter_async_context(_process(command, secret, log_directory / "router.log"))
+
+
+@asynccontextmanager
+async def _process(
+    arguments: Sequence[str], secret: str, log: Path, core: int | None = None
+) -> AsyncIterator[Document]:
     """What a process says when it is ready; it ends when its standard input does, and at the latest is killed."""
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=stderr,
-            env={**os.environ, SECRET_ENVIRONMENT: secret, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+            *bound_to(core), sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=stderr, start_new_session=True,
+            env={**os.environ, SECRET_ENVIRONMENT: secret, "OMP_NUM_THREADS": "1"},
         )
     assert process.stdin is not None and process.stdout is not None
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             line = await process.stdout.readline()
         if not line:
-            raise Unavailable(f"{log.stem} did not start: {_tail(log)}")
+            raise Unavailable(f"{log.stem} did not start: {log_tail(log)}")
         ready: Document = json.loads(line)
         yield ready
     finally:
@@ -68,6 +96,11 @@ async def _process(arguments: Sequence[str], secret: str, log: Path) -> AsyncIte
             await process.wait()
 
 
-def _tail(log: Path) -> str:
+def bound_to(core: int | None) -> list[str]:
+    """Words before a command that bind it to a core."""
+    return [] if core is None else ["taskset", "--cpu-list", str(core)]
+
+
+def log_tail(log: Path) -> str:
     """The end of what it printed."""
     return " ".join(log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_CHARS:].split())
