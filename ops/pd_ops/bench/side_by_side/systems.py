@@ -20,7 +20,7 @@ from pd_ops.bench.identity import installed
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.serve.http_sender import Endpoint, get_json
 
-START_TIMEOUT_S = 600.0  # vLLM compiles
+START_TIMEOUT_S = 1800.0  # vLLM compiles
 END_TIMEOUT_S = 20.0
 POLL_S = 0.5
 MAX_BATCH = 64
