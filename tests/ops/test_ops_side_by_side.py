@@ -66,11 +66,13 @@ def test_the_page_has_every_system_and_says_what_is_missing(tmp_path: Path, stag
     fill(tmp_path, System.ONE_POOL, 0.2)
     lost = turn_folder(tmp_path, 1, System.VLLM)
     lost.mkdir(parents=True)
-    (lost / FAILED_FILE).write_text("vllm-prefill did not start: no room\n")
+    (lost / FAILED_FILE).write_text("vllm-prefill did not start: /a/path has no room\n")
     found = read_turns(tmp_path)
     page = markdown(found, "plot.svg")
     assert page.count("| pd-relay |") == 3  # two rates, and the long prompts
-    assert "Not measured: round 1, vllm-nixl: vllm-prefill did not start: no room" in page
+    assert "Not measured: round 1, vllm-nixl: vllm-prefill did not start (more in failed.txt of that turn)" in page
+    assert "demo (weights" in page
+    assert "/model/demo" not in page
     assert "weights 74469d44d404" in page
     assert "beside vLLM" not in page
     assert plot(found).count("<circle") == 2 * 2 * 3

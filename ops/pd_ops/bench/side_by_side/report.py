@@ -69,7 +69,8 @@ def read_turns(folder: Path) -> Turns:
         for system in (System(name) for name in plan["systems"]):
             mine = turn_folder(folder, number, system)
             if (mine / FAILED_FILE).is_file():
-                failures.append(f"round {number}, {system.value}: {(mine / FAILED_FILE).read_text().strip()}")
+                why = (mine / FAILED_FILE).read_text(encoding="utf-8").strip().partition(": ")[0]
+                failures.append(f"round {number}, {system.value}: {why} (more in {FAILED_FILE} of that turn)")
             if (mine / STALL_FILE).is_file():
                 stalls.setdefault(system, []).append(json.loads((mine / STALL_FILE).read_text()))
             runs += [
@@ -165,7 +166,12 @@ def _identities(turns: Turns) -> list[str]:
     first: dict[System, Run] = {}
     for run in turns.runs:
         first.setdefault(run.system, run)
-    return [f"> {' '.join(text_of(run.identity).split())}\n" for run in first.values()]
+    return [f"> {' '.join(text_of(_without_path(run.identity)).split())}\n" for run in first.values()]
+
+
+def _without_path(identity: Document) -> Document:
+    """The checkpoint by its folder's name: its hash says which one it is."""
+    return {**identity, "checkpoint": Path(identity["checkpoint"]).name}
 
 
 def _spread(runs: Sequence[Run], value: Callable[[Run], float | None], unit: str = "") -> str:
