@@ -28,7 +28,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 NATIVE_SOURCES := $(wildcard setup.py) $(shell find kernels -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup demo check test gate protos docs clean
+.PHONY: help setup demo check check-types check-others test gate protos docs clean
 
 help:
 	@echo "make setup         the virtual environment $(VENV), with everything in it"
@@ -40,7 +40,8 @@ help:
 	@echo "make docs          write docs/settings.md and docs/commands.md again"
 	@echo "make clean         remove what was built, the virtual environment included"
 
-setup: $(VENV)/.installed
+setup:
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.installed
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "pd-relay needs Python 3.11 or newer; name one: make setup PYTHON=..." >&2; exit 2; }
@@ -50,12 +51,17 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.torch-$(TORCH_VERSION): $(VENV)/.created
-	@echo "setup 2/3: torch $(TORCH_VERSION) (a minute or more)"
+	@echo "setup 2/3: torch $(TORCH_VERSION), and the compiled ops (a minute or more)"
 	@$(PIP) install -qq $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch-$(TORCH_VERSION) pyproject.toml constraints.txt $(NATIVE_SOURCES)
-	@echo "setup 3/3: pd-relay, its dependencies, its compiled ops (a minute or more)"
+# Beside torch, which is waited for. What fails here is tried again, and said, when pd-relay is installed.
+$(VENV)/.ops: $(VENV)/.created $(NATIVE_SOURCES)
+	@PYTHONPATH=kernels $(BIN)/python -m pd_kernels.build > /dev/null 2>&1 || true
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH_VERSION) $(VENV)/.ops pyproject.toml constraints.txt $(NATIVE_SOURCES)
+	@echo "setup 3/3: pd-relay and its dependencies (a minute or more)"
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "setup: done; . $(BIN)/activate, then pd-relay --help"
@@ -64,10 +70,15 @@ demo: setup
 	@$(BIN)/pd-relay demo
 
 check: setup
-	@echo "check: ruff"
-	@$(BIN)/ruff check --quiet .
+	@$(MAKE) --no-print-directory --jobs=2 check-types check-others
+
+check-types:
 	@echo "check: mypy --strict"
 	@$(BIN)/mypy --no-error-summary
+
+check-others:
+	@echo "check: ruff"
+	@$(BIN)/ruff check --quiet .
 	@echo "check: import layers"
 	@report=$$($(BIN)/lint-imports --no-logo --no-cache) || { echo "$$report" >&2; exit 1; }
 	@echo "check: generated files"

@@ -23,15 +23,17 @@ settings.register_profile("repeated", deadline=None, derandomize=True, suppress_
 settings.register_profile("searching", settings.get_profile("repeated"), derandomize=False, print_blob=True)
 settings.load_profile("repeated")
 
-LONG_FOLDERS = ("simulation", "triton_kernels", "properties", "engine")
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of journeys, which start processes, alternate with others: of two files that run at once seldom both load
-    the machine. Short files come last, so that no worker is left over with a long one."""
+    the machine. Those that have slow tests, and are long without them too, come before others: short ones fill what
+    is left over."""
     files = list(dict.fromkeys(item.path for item in items))
-    journeys = [path for path in files if path.parent.name == "journey"]
-    others = sorted(set(files) - set(journeys), key=lambda path: (path.parent.name not in LONG_FOLDERS, str(path)))
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    journeys, others = (
+        sorted((path for path in files if (path.parent.name == "journey") is wanted), key=lambda path: path not in long)
+        for wanted in (True, False)
+    )
     turns = [path for pair in zip_longest(journeys, others) for path in pair if path is not None]
     rank = {path: number for number, path in enumerate(turns)}
     items.sort(key=lambda item: rank[item.path])

@@ -43,7 +43,10 @@ def settings(**overrides: Any) -> Settings:
     return load_settings(None, {name.replace("__", "."): value for name, value in overrides.items()})
 
 
-@pytest.fixture(scope="module", params=available_ops())
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=[pytest.mark.slow] if name == "reference" and len(available_ops()) > 1 else [])
+    for name in available_ops()
+])
 def engine(request: pytest.FixtureRequest, model: Path) -> Engine:
     return load_engine(model, ops=request.param, dtype="bf16")
 
