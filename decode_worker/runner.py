@@ -17,6 +17,8 @@ from pd_engine.priority import Turn
 from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Choice
+from pd_engine.service.identity import memory_of
+from pd_engine.service.memory import audit_text
 from pd_engine.service.wire import finish_names
 from pd_engine.steps.decode import DecodeOutput, num_slots_needed
 from pd_engine.steps.forward import THE_MODEL, Steps
@@ -180,6 +182,7 @@ class DecodeRunner:
                     progress.append(_progress(sequence, outcome))
         except Exception:
             log.exception("a decode step failed: %s", [sequence.name for sequence in sequences])
+            log.error("memory then: %s", audit_text(memory_of(self.engine, host_cache_bytes=0)))
             return [], dict.fromkeys(
                 (sequence.name for sequence in sequences),
                 Internal("a decode step failed; the worker's log has the details"),

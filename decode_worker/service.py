@@ -103,7 +103,7 @@ class DecodeWorkerService(worker_pb2_grpc.WorkerServicer):
 
     def __init__(
         self, core: DecodeCore, source: HandoffSource, hub: TokensHub, cache_log: CacheLog, epoch: str,
-        info: Callable[[], pb.WorkerInfo], loads: Callable[[], pb.LoadsReply],
+        info: Callable[[], pb.WorkerInfo], loads: Callable[[], pb.LoadsReply], details: Callable[[], pb.LoadsReply],
     ) -> None:
         self._core = core
         self._source = source
@@ -112,12 +112,13 @@ class DecodeWorkerService(worker_pb2_grpc.WorkerServicer):
         self._epoch = epoch
         self._info = info
         self._loads = loads
+        self._details = details
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.WorkerInfo:
         return self._info()
 
     async def Loads(self, request: pb.LoadsRequest, context: Context) -> AsyncIterator[pb.LoadsReply]:
-        async for reply in stream_loads(request, self._loads):
+        async for reply in stream_loads(request, self._loads, self._details):
             yield reply
 
     async def Tokens(self, request: pb.TokensRequest, context: Context) -> AsyncIterator[pb.TokensBatch]:

@@ -38,7 +38,9 @@ from pd_engine.service.identity import (
     rss_bytes,
     worker_info,
 )
+from pd_engine.service.memory import audit_text
 from pd_engine.settings import Settings
+from pd_engine.stages import StageTotals, watched
 from pd_engine.steps.speculation import SpeculationPolicy
 from pd_kernels.block_checksum.ranges import range_checksums
 
@@ -82,6 +84,7 @@ class DecodeWorker:
         self._core: DecodeCore | None = None
         self._transports: list[str] = []
         self._load_seconds = 0.0
+        self._stages = StageTotals()
 
     async def start(self) -> WorkerAddress:
         """Loads the model, listens, and returns when calls are answered.
@@ -154,6 +157,7 @@ class DecodeWorker:
         if self._engine is not None:
             if (holdings := self._engine.pool.holdings()) and not self._crashed.is_set():
                 log.error("blocks are still held at the end: %s", holdings)
+            log.info("memory at the end: %s", audit_text(self._around.memory(self._engine, host_cache_bytes=0)))
             self._engine.arena.close()
 
     async def wait_crashed(self) -> None:
@@ -194,6 +198,14 @@ class DecodeWorker:
             num_recomputed_total=core.room.num_recomputed,
         )
         reply.MergeFrom(destination.totals.loads())
+        reply.MergeFrom(self._stages.loads())
+        return reply
+
+    def details(self) -> pb.LoadsReply:
+        """What is too much for every report."""
+        assert self._engine is not None and self._core is not None, "not started"
+        reply = self._stages.details()
+        reply.memory.CopyFrom(self._around.memory(self._engine, host_cache_bytes=self._core.room.host_bytes))
         return reply
 
     def _build_runner(self, thread: Compute[DecodeRunner]) -> DecodeRunner:
@@ -207,7 +219,8 @@ class DecodeWorker:
         policy = SpeculationPolicy(most) if settings.adaptive_speculation and engine.has_mtp else None
         return DecodeRunner(
             engine, settings.max_batch, lambda report: thread.report(self._on_step, report), policy,
-            steps=self._around.steps, clock=self._around.clock,
+            steps=watched(self._around.steps, self._stages, self._settings.engine.watch_every),
+            clock=self._around.clock,
             budget=ItlBudget(settings.itl_budget_ms / 1000, self._settings.engine.chunk_tokens),
         )
 
@@ -241,7 +254,10 @@ class DecodeWorker:
         assert self._engine is not None
         server, epoch = self._endpoint.server, self._endpoint.epoch
         worker_pb2_grpc.add_WorkerServicer_to_server(
-            DecodeWorkerService(core, source, self._hub, self._cache_log, epoch, self.info, self.loads), server
+            DecodeWorkerService(
+                core, source, self._hub, self._cache_log, epoch, self.info, self.loads, self.details
+            ),
+            server,
         )
         worker_pb2_grpc.add_DecodeWorkerServicer_to_server(
             DecodeService(core, limits_of(self._engine), epoch), server

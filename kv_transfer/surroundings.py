@@ -14,10 +14,12 @@ from kv_transfer.publisher import Publisher
 from kv_transfer.transport import PullTransport, SourceTransport
 from kv_transfer.transports import pull_transports, source_transports
 from pd_engine.cache.arena import Arena
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.model.checkpoint import resolve_model
 from pd_engine.service.client import connect
 from pd_engine.service.compute import Compute, ComputeThread, Core
+from pd_engine.service.identity import memory_of
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.service.server import build_server
 from pd_engine.settings import Settings
@@ -60,6 +62,9 @@ class Surroundings(Protocol):
     def load_engine(self, max_speculate: int, *, also_needed: Mapping[str, int] | None = None) -> Engine:
         """Called where it will compute. Arguments and errors are those of `Engine.load`."""
 
+    def memory(self, engine: Engine, *, host_cache_bytes: int) -> pb.MemoryAudit:
+        """As `memory_of`."""
+
     def source_transports(self) -> Sequence[SourceTransport]: ...
 
     def pull_transports(self, arena: Arena) -> Sequence[PullTransport]: ...
@@ -74,6 +79,7 @@ class ProcessSurroundings:
     clock: Clock = staticmethod(time.monotonic)
     new_id: NewId = staticmethod(random_id)
     publisher = Publisher
+    memory = staticmethod(memory_of)
 
     def __init__(self, settings: Settings, *, secret: str, host: str, steps: Steps = THE_MODEL) -> None:
         self.steps = steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Mapping
@@ -68,6 +69,14 @@ class Engine:
     @property
     def has_mtp(self) -> bool:
         return self.mtp is not None
+
+    def with_ops(self, ops: Ops) -> Engine:
+        """The same engine, weights, cache and all, that computes with other ops, which take the same packed weights."""
+        view = copy.copy(self)
+        view.ops = ops
+        view.main = self.main.with_ops(ops)
+        view.mtp = None if self.mtp is None else self.mtp.over(view.main)
+        return view
 
     @property
     def mtp_component(self) -> int:

@@ -45,6 +45,10 @@ class EngineSettings(Section):
     max_context_length: int | None = Field(None, ge=2, description="tokens; none: the checkpoint's own maximum")
     prefill_form: Literal["absorbed", "expanded"] = Field("absorbed", description="arithmetic of prompt positions")
     chunk_tokens: int = Field(256, ge=1, description="prompt tokens computed in one step at most")
+    watch_every: int = Field(
+        0, ge=0, le=1_000_000,
+        description="of so many steps of a worker one is timed by stage, and its experts counted; 0: none",
+    )
     prefix_cache: bool = Field(
         True, description="workers keep blocks while there is room, for requests that begin with the same tokens"
     )

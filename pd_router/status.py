@@ -108,4 +108,12 @@ def _worker_status(link: WorkerLink) -> api.WorkerStatus:
         host_cache_bytes=loads.host_cache_bytes,
         num_moves_total=loads.num_moves_total,
         num_recomputed_total=loads.num_recomputed_total,
+        memory=_memory(link.load.memory),
     )
+
+
+def _memory(memory: pb.MemoryAudit | None) -> api.MemoryAudit | None:
+    """The same fields: what a worker tells, as the public API tells it."""
+    if memory is None:
+        return None
+    return api.MemoryAudit(**{field.name: getattr(memory, field.name) for field in api.MemoryAudit.DESCRIPTOR.fields})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pd_engine.contracts import worker_pb2 as pb
 from pd_router.itl_line import ItlLine
 
@@ -17,6 +19,7 @@ class WorkerLoad:
         num_assigned_tokens: to compute there for this router, and not known to be done.
         prefill_ms_per_token, move_ms_per_byte: measured; None: not yet.
         itl: time between two tokens by the batch, as far as it has been measured.
+        experts, memory: as last told; not every report has them.
     """
 
     def __init__(self) -> None:
@@ -26,6 +29,8 @@ class WorkerLoad:
         self.prefill_ms_per_token: float | None = None
         self.move_ms_per_byte: float | None = None
         self.itl = ItlLine()
+        self.experts: Sequence[pb.ExpertTokens] = ()
+        self.memory: pb.MemoryAudit | None = None
         self._num_reports = 0
         self._num_new_tokens = 0  # assigned since the report
         self._num_done_tokens = 0  # assigned before it, and done since
@@ -35,6 +40,10 @@ class WorkerLoad:
     def note_report(self, report: pb.LoadsReply) -> None:
         """Speeds of an idle worker are those of its last work."""
         self.report = report
+        if report.experts:
+            self.experts = report.experts
+        if report.HasField("memory"):
+            self.memory = report.memory
         self.has_room = not report.num_preempted
         self._num_reports += 1
         self._num_new_tokens = self._num_done_tokens = self._num_new_blocks = 0
@@ -49,6 +58,7 @@ class WorkerLoad:
     def note_lost(self) -> None:
         """This life is over, as far as this router knows."""
         self.report = None
+        self.experts, self.memory = (), None
 
     def assign_tokens(self, num_tokens: int) -> int:
         """A prompt will be computed there. Returns what `note_computed` wants to know."""

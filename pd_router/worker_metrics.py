@@ -4,13 +4,15 @@ the labels, so that what is gone leaves no series behind."""
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pd_engine.contracts import worker_pb2 as pb
+from pd_router.link import WorkerLink
+from pd_router.link_state import Role
 from pd_router.registry import Registry
 
 Value = Callable[[pb.LoadsReply], float]
@@ -56,6 +58,10 @@ OF_WORKERS = (
         lambda loads: loads.num_recomputed_total, True,
     ),
     WorkerMetric("pdrelay_resident_bytes", "Memory of its process.", lambda loads: loads.rss_bytes),
+    WorkerMetric(
+        "pdrelay_watched_step_seconds", "Of the steps that were timed by stage.", lambda loads: loads.watched_seconds,
+        True,
+    ),
     WorkerMetric("agent_rx_bytes", "Fetched from other workers.", lambda loads: loads.fetched_bytes_total, True),
     WorkerMetric("agent_rx_requests_num", "Fetches of them.", lambda loads: loads.num_fetches_total, True),
     WorkerMetric("agent_xfer_time", "Microseconds that they took.", lambda loads: loads.fetch_us_total, True),
@@ -73,6 +79,25 @@ OF_ENGINES = (
         lambda loads: loads.num_failed_pulls_total, True,
     ),
 )
+
+
+MEMORY_PARTS = (
+    "weights", "arena", "arena_resident", "host_cache", "code", "other", "peak_resident", "allocator_reserved",
+    "allocator_used", "available",
+)
+
+
+def expert_tokens(links: Sequence[WorkerLink]) -> list[list[int]]:
+    """Of all these workers together, a row a layer with experts; none if nobody counts them. A worker that tells of
+    another shape than the first is left out."""
+    total: list[list[int]] = []
+    for link in links:
+        rows = [list(row.tokens) for row in link.load.experts]
+        if not total:
+            total = rows
+        elif [len(row) for row in rows] == [len(row) for row in total]:
+            total = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(total, rows, strict=True)]
+    return total
 
 
 class WorkerMetrics(Collector):
@@ -96,6 +121,9 @@ class WorkerMetrics(Collector):
             yield self._family(metric, ["worker", "role"], lambda worker_id, role: [worker_id, role])
         for metric in OF_ENGINES:
             yield self._family(metric, ["model_name", "engine"], lambda worker_id, _: [self._model, worker_id])
+        yield self._stages()
+        yield self._memory()
+        yield from self._experts()
         index = self._registry.index
         yield GaugeMetricFamily("pdrelay_index_entries", "Cached blocks, each at one worker, known.", index.num_entries)
         yield GaugeMetricFamily("pdrelay_index_left_out", "Cached blocks it had no room for.", index.num_left_out)
@@ -106,6 +134,44 @@ class WorkerMetrics(Collector):
         for (role, state), count in counts.items():
             family.add_metric([role.value, state.value], count)
         return family
+
+    def _stages(self) -> Metric:
+        family = CounterMetricFamily(
+            "pdrelay_stage_seconds", "Of watched steps, by stage.", labels=["worker", "role", "stage"]
+        )
+        for link in self._registry.links():
+            for time in link.loads.stages if link.loads is not None else ():
+                family.add_metric([link.worker_id, link.role.value, time.stage], time.seconds)
+        return family
+
+    def _memory(self) -> Metric:
+        family = GaugeMetricFamily(
+            "pdrelay_memory_bytes", "Of a worker's process, by what it is for.", labels=["worker", "role", "part"]
+        )
+        for link in self._registry.links():
+            if link.load.memory is not None:
+                for part in MEMORY_PARTS:
+                    value = getattr(link.load.memory, f"{part}_bytes")
+                    family.add_metric([link.worker_id, link.role.value, part], value)
+        return family
+
+    def _experts(self) -> Iterator[Metric]:
+        """By pool: a series a worker and expert would be too many."""
+        tokens = CounterMetricFamily(
+            "pdrelay_expert_tokens", "Computed by each expert in watched steps.", labels=["role", "layer", "expert"]
+        )
+        skew = GaugeMetricFamily(
+            "pdrelay_expert_max_over_mean", "Tokens of a layer's busiest expert over the mean.",
+            labels=["role", "layer"],
+        )
+        for role in Role:
+            for layer, row in enumerate(expert_tokens(self._registry.links(role))):
+                for expert, count in enumerate(row):
+                    tokens.add_metric([role.value, str(layer), str(expert)], count)
+                if any(row):
+                    skew.add_metric([role.value, str(layer)], max(row) * len(row) / sum(row))
+        yield tokens
+        yield skew
 
     def _family(self, metric: WorkerMetric, labels: list[str], of: Callable[[str, str], list[str]]) -> Metric:
         family_type = CounterMetricFamily if metric.is_counter else GaugeMetricFamily

@@ -13,6 +13,8 @@ from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
 from pd_engine.priority import Turn
 from pd_engine.sequence import SampledToken
 from pd_engine.sequence import Sequence as Prompt
+from pd_engine.service.identity import memory_of
+from pd_engine.service.memory import audit_text
 from pd_engine.service.wire import finish_names
 from pd_engine.steps.forward import THE_MODEL, Steps
 from pd_engine.steps.prefill import Chunk
@@ -110,6 +112,7 @@ class PrefillRunner:
                     firsts.append((prompt, outcome))
         except Exception:
             log.exception("a prefill step failed: %s", [(chunk.sequence.name, chunk.num_tokens) for chunk in chunks])
+            log.error("memory then: %s", audit_text(memory_of(self.engine, host_cache_bytes=0)))
             error = Internal("computing the prompt failed; the worker's log has the details")
             failed |= dict.fromkeys((chunk.sequence.name for chunk in chunks), error)
         self._report(_report_of(chunks, firsts, failed, self._steps.clock() - started_s))

@@ -117,19 +117,20 @@ class PrefillWorkerService(worker_pb2_grpc.WorkerServicer):
 
     def __init__(
         self, core: PrefillCore, cache_log: CacheLog, epoch: str, info: Callable[[], pb.WorkerInfo],
-        loads: Callable[[], pb.LoadsReply],
+        loads: Callable[[], pb.LoadsReply], details: Callable[[], pb.LoadsReply],
     ) -> None:
         self._core = core
         self._cache_log = cache_log
         self._epoch = epoch
         self._info = info
         self._loads = loads
+        self._details = details
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.WorkerInfo:
         return self._info()
 
     async def Loads(self, request: pb.LoadsRequest, context: Context) -> AsyncIterator[pb.LoadsReply]:
-        async for reply in stream_loads(request, self._loads):
+        async for reply in stream_loads(request, self._loads, self._details):
             yield reply
 
     async def Tokens(self, request: pb.TokensRequest, context: Context) -> AsyncIterator[pb.TokensBatch]:

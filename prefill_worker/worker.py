@@ -28,7 +28,9 @@ from pd_engine.service.identity import (
     rss_bytes,
     worker_info,
 )
+from pd_engine.service.memory import audit_text
 from pd_engine.settings import Settings
+from pd_engine.stages import StageTotals, watched
 from pd_kernels.block_checksum.ranges import range_checksums
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.core import PrefillCore
@@ -75,6 +77,7 @@ class PrefillWorker:
         self._core: PrefillCore | None = None
         self._transports: list[str] = []
         self._load_seconds = 0.0
+        self._stages = StageTotals()
 
     async def start(self) -> WorkerAddress:
         """Loads the model, listens, and returns when calls are answered.
@@ -146,6 +149,7 @@ class PrefillWorker:
         if self._engine is not None:
             if (holdings := self._engine.pool.holdings()) and not self._crashed.is_set():
                 log.error("blocks are still held at the end: %s", holdings)
+            log.info("memory at the end: %s", audit_text(self._around.memory(self._engine, host_cache_bytes=0)))
             self._engine.arena.close()
 
     async def wait_crashed(self) -> None:
@@ -179,6 +183,14 @@ class PrefillWorker:
             pull_bytes_per_s=destination.bytes_per_s,
         )
         reply.MergeFrom(destination.totals.loads())
+        reply.MergeFrom(self._stages.loads())
+        return reply
+
+    def details(self) -> pb.LoadsReply:
+        """What is too much for every report."""
+        assert self._engine is not None and self._core is not None, "not started"
+        reply = self._stages.details()
+        reply.memory.CopyFrom(self._around.memory(self._engine, host_cache_bytes=0))
         return reply
 
     def _build_runner(self, thread: Compute[PrefillRunner]) -> PrefillRunner:
@@ -187,7 +199,7 @@ class PrefillWorker:
         engine = self._around.load_engine(max_speculate(self._settings.decode.speculate))
         return PrefillRunner(
             engine, self._settings.engine.chunk_tokens, lambda report: thread.report(self._on_step, report),
-            self._around.steps, self._around.clock,
+            watched(self._around.steps, self._stages, self._settings.engine.watch_every), self._around.clock,
         )
 
     def _make_destination(self, engine: Engine, fetcher: PrefixFetcher[Job]) -> HandoffDestination:
@@ -203,7 +215,8 @@ class PrefillWorker:
         assert self._engine is not None
         server = self._endpoint.server
         worker_pb2_grpc.add_WorkerServicer_to_server(
-            PrefillWorkerService(core, self._cache_log, self._endpoint.epoch, self.info, self.loads), server
+            PrefillWorkerService(core, self._cache_log, self._endpoint.epoch, self.info, self.loads, self.details),
+            server,
         )
         worker_pb2_grpc.add_PrefillWorkerServicer_to_server(PrefillService(core, limits_of(self._engine)), server)
         worker_pb2_grpc.add_KvSourceServicer_to_server(source.servicer(holder), server)

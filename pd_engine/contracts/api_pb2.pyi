@@ -354,7 +354,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., server_type: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_rss_bytes: _Optional[int] = ..., router_pid: _Optional[int] = ..., cluster: _Optional[str] = ..., settings_json: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running", "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total")
+    __slots__ = ("id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running", "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total", "memory")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +375,7 @@ class WorkerStatus(_message.Message):
     HOST_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_MOVES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_RECOMPUTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: str
     pid: int
@@ -395,7 +396,34 @@ class WorkerStatus(_message.Message):
     host_cache_bytes: int
     num_moves_total: int
     num_recomputed_total: int
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ...) -> None: ...
+    memory: MemoryAudit
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ..., memory: _Optional[_Union[MemoryAudit, _Mapping]] = ...) -> None: ...
+
+class MemoryAudit(_message.Message):
+    __slots__ = ("resident_bytes", "peak_resident_bytes", "weights_bytes", "arena_bytes", "arena_resident_bytes", "host_cache_bytes", "code_bytes", "other_bytes", "allocator_reserved_bytes", "allocator_used_bytes", "available_bytes")
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    resident_bytes: int
+    peak_resident_bytes: int
+    weights_bytes: int
+    arena_bytes: int
+    arena_resident_bytes: int
+    host_cache_bytes: int
+    code_bytes: int
+    other_bytes: int
+    allocator_reserved_bytes: int
+    allocator_used_bytes: int
+    available_bytes: int
+    def __init__(self, resident_bytes: _Optional[int] = ..., peak_resident_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena_resident_bytes: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., code_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., allocator_reserved_bytes: _Optional[int] = ..., allocator_used_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ...) -> None: ...
 
 class GetLoadsRequest(_message.Message):
     __slots__ = ()

@@ -69,7 +69,7 @@ class LoadsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class LoadsReply(_message.Message):
-    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks", "pull_bytes_per_s", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total", "fetched_bytes_total", "num_fetches_total", "fetch_us_total", "num_failed_pulls_total", "num_expired_leases_total")
+    __slots__ = ("epoch", "state", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "rss_bytes", "prefill_tokens_per_s", "itl_ms", "num_streams", "num_quarantined_blocks", "pull_bytes_per_s", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total", "fetched_bytes_total", "num_fetches_total", "fetch_us_total", "num_failed_pulls_total", "num_expired_leases_total", "stages", "num_watched_steps", "watched_seconds", "experts", "memory")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,11 @@ class LoadsReply(_message.Message):
     FETCH_US_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_PULLS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_EXPIRED_LEASES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WATCHED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WATCHED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     state: str
     num_running: int
@@ -118,7 +123,52 @@ class LoadsReply(_message.Message):
     fetch_us_total: int
     num_failed_pulls_total: int
     num_expired_leases_total: int
-    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., pull_bytes_per_s: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., num_fetches_total: _Optional[int] = ..., fetch_us_total: _Optional[int] = ..., num_failed_pulls_total: _Optional[int] = ..., num_expired_leases_total: _Optional[int] = ...) -> None: ...
+    stages: _containers.RepeatedCompositeFieldContainer[StageTime]
+    num_watched_steps: int
+    watched_seconds: float
+    experts: _containers.RepeatedCompositeFieldContainer[ExpertTokens]
+    memory: MemoryAudit
+    def __init__(self, epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., num_streams: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., pull_bytes_per_s: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., num_fetches_total: _Optional[int] = ..., fetch_us_total: _Optional[int] = ..., num_failed_pulls_total: _Optional[int] = ..., num_expired_leases_total: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., num_watched_steps: _Optional[int] = ..., watched_seconds: _Optional[float] = ..., experts: _Optional[_Iterable[_Union[ExpertTokens, _Mapping]]] = ..., memory: _Optional[_Union[MemoryAudit, _Mapping]] = ...) -> None: ...
+
+class StageTime(_message.Message):
+    __slots__ = ("stage", "seconds")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    seconds: float
+    def __init__(self, stage: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class MemoryAudit(_message.Message):
+    __slots__ = ("resident_bytes", "peak_resident_bytes", "weights_bytes", "arena_bytes", "arena_resident_bytes", "host_cache_bytes", "code_bytes", "other_bytes", "allocator_reserved_bytes", "allocator_used_bytes", "available_bytes")
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    resident_bytes: int
+    peak_resident_bytes: int
+    weights_bytes: int
+    arena_bytes: int
+    arena_resident_bytes: int
+    host_cache_bytes: int
+    code_bytes: int
+    other_bytes: int
+    allocator_reserved_bytes: int
+    allocator_used_bytes: int
+    available_bytes: int
+    def __init__(self, resident_bytes: _Optional[int] = ..., peak_resident_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena_resident_bytes: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., code_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., allocator_reserved_bytes: _Optional[int] = ..., allocator_used_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ...) -> None: ...
+
+class ExpertTokens(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokensRequest(_message.Message):
     __slots__ = ("router_id",)

@@ -26,6 +26,10 @@ class Mtp:
         self._main = main
         self._weights = weights
 
+    def over(self, main: Transformer) -> Mtp:
+        """The same weights over another view of the main model."""
+        return Mtp(main, self._weights)
+
     def forward(
         self, ids_T: Tensor, previous_TD: Tensor, step: StepRows, cache: LayerCache,
         on_written: Callable[[], None] = lambda: None,

@@ -5,8 +5,9 @@ Shape suffixes as in pd_kernels.ops: T rows of a step, D hidden, Z vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,6 +55,13 @@ class Transformer:
         rope_P2R = rope_table(config, num_positions).to(ops.device)
         mla = Mla(ops=ops, config=config, rope_P2R=rope_P2R, scale=softmax_scale(config))
         self.block = Block(ops=ops, mla=mla, gate=gate_config(config), eps=config.rms_norm_eps)
+
+    def with_ops(self, ops: Ops) -> Transformer:
+        """Over the same weights."""
+        view = copy.copy(self)
+        view.ops = ops
+        view.block = replace(self.block, ops=ops, mla=replace(self.block.mla, ops=ops))
+        return view
 
     def forward(
         self, ids_T: Tensor, step: StepRows, caches: Sequence[LayerCache],

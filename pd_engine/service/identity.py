@@ -16,6 +16,7 @@ from pd_engine.cache.events import CacheLog
 from pd_engine.cache.prefix import PrefixCache
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.sampling.params import MAX_SPECULATE
+from pd_engine.service.memory import audit
 from pd_engine.service.requests import Limits
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ def worker_info(
         load_seconds=load_seconds,
         transports=transports,
         num_parameters=engine.num_parameters,
+    )
+
+
+def memory_of(engine: Engine, *, host_cache_bytes: int) -> pb.MemoryAudit:
+    """What a worker's process takes now. `host_cache_bytes`: of sequences that wait for blocks."""
+    return audit(
+        weights_bytes=engine.weights_bytes, arena_bytes=engine.arena.num_bytes, host_cache_bytes=host_cache_bytes
     )
 
 

@@ -22,7 +22,7 @@ RUNBOOKS = ROOT / "docs" / "runbooks"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 LABELS = {
     "model_name", "engine", "worker", "role", "state", "end", "code", "kind", "reason", "transport", "finished_reason",
-    "le", "job",
+    "le", "job", "stage", "part", "layer", "expert",
 }
 HEADINGS = ["What it means", "What clients see", "Look at", "Do"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import InvalidArgument, Unavailable
 from pd_router.placement import Placement, PrefillKind
@@ -14,6 +16,7 @@ from pd_router.placement_reason import Reason, reason_of
 from pd_router.pools import PlacementRequest, PrefixOffer, Snapshot, WorkerView
 from pd_router.tally import TallyHistogram
 from pd_router.timeline import AttemptTimes, Timeline
+from support.commands import run_command
 from support.router_lab import RouterLab, eventually, router_lab
 from support.stub_faults import Faults
 
@@ -114,6 +117,38 @@ async def test_workers_as_they_are_now() -> None:
         await lab.tell_workers()
         assert not any("decode-0" in name for name in await samples(lab)), "a worker that has gone leaves no series"
         await gone.kill()
+
+
+async def test_stages_experts_and_memory_of_workers() -> None:
+    """What not every report has stays until it is told anew; what is of another shape is left out."""
+    async with router_lab(num_decode=2) as lab:
+        for worker, busiest in zip(lab.decode, (6, 2), strict=True):
+            counts = [[busiest, 1, 1, 0], [2, 2, 2, 2]]
+            worker.loads = {
+                "stages": [pb.StageTime(stage="experts", seconds=0.5)], "num_watched_steps": 3, "watched_seconds": 0.75,
+                "experts": [pb.ExpertTokens(tokens=row) for row in counts],
+                "memory": pb.MemoryAudit(weights_bytes=7, available_bytes=9),
+            }
+        lab.prefill[0].loads = {"experts": [pb.ExpertTokens(tokens=[1, 2])]}
+        links = lab.router._registry.links()
+        await eventually(lambda: all(link.load.experts for link in links))
+        for worker in lab.decode:
+            worker.loads = {}
+        await eventually(lambda: all(link.loads and not link.loads.experts for link in links[1:]))
+        found = await samples(lab)
+        assert found["pdrelay_expert_tokens_total{expert=0,layer=0,role=decode}"] == 8
+        assert found["pdrelay_expert_tokens_total{expert=1,layer=0,role=prefill}"] == 2
+        assert found["pdrelay_expert_max_over_mean{layer=0,role=decode}"] == 8 * 4 / 12
+        assert found["pdrelay_expert_max_over_mean{layer=1,role=decode}"] == 1
+        assert found["pdrelay_memory_bytes{part=available,role=decode,worker=decode-1}"] == 9
+        info = await lab.api.GetServerInfo(api.GetServerInfoRequest())
+        memory = {worker.id: worker.memory.weights_bytes for worker in info.workers if worker.HasField("memory")}
+        assert memory == {"decode-0": 7, "decode-1": 7}
+        text = await asyncio.to_thread(run_command, "memory", "--address", lab.grpc_address, "--json")
+        assert [one["memory"] is None for one in text.document["workers"]] == [True, False, False]
+        lab.decode[1].loads = {"experts": [pb.ExpertTokens(tokens=[1])]}
+        await eventually(lambda: [len(row.tokens) for row in links[2].load.experts] == [1])
+        assert (await samples(lab))["pdrelay_expert_tokens_total{expert=0,layer=0,role=decode}"] == 6
 
 
 def test_a_tally_counts_like_a_histogram() -> None:

@@ -13,6 +13,7 @@ _STRING = re.compile(r'"[^"]*"')
 _MATCHERS = re.compile(r"\{([^}]*)\}")
 _LABELS = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 _RANGE = re.compile(r"\[[^\]]*\]")
+_NUMBER = re.compile(r"\b\d+(\.\d+)?(e\d+)?\b")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
@@ -20,5 +21,5 @@ def metrics_and_labels(expression: str) -> tuple[set[str], set[str]]:
     """Names of series, and of labels that are matched or grouped by."""
     text = _RANGE.sub("", _STRING.sub('""', expression))
     labels = {name for group in [*_MATCHERS.findall(text), *_LABELS.findall(text)] for name in _NAME.findall(group)}
-    text = _LABELS.sub("", _MATCHERS.sub("", text))
+    text = _NUMBER.sub("", _LABELS.sub("", _MATCHERS.sub("", text)))
     return {name for name in _NAME.findall(text) if name not in WORDS}, labels

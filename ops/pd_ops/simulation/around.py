@@ -13,6 +13,7 @@ from kv_transfer.publisher import Publisher
 from kv_transfer.transport import PullTransport, SourceTransport
 from kv_transfer.transports.loopback import FaultPlan, LoopbackSource
 from pd_engine.cache.arena import Arena
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.service.client import SecretChannel
 from pd_engine.service.compute import Compute, Core
@@ -68,6 +69,9 @@ class SimulatedSurroundings:
         self, name: str, build: Callable[[Compute[CoreT]], CoreT], on_crash: Callable[[Exception], None]
     ) -> Compute[CoreT]:
         return LoopCompute(build, on_crash, self.pace)
+
+    def memory(self, engine: Engine, *, host_cache_bytes: int) -> pb.MemoryAudit:
+        return pb.MemoryAudit()
 
     def load_engine(self, max_speculate: int, *, also_needed: Mapping[str, int] | None = None) -> Engine:
         self.engine = ToyEngine(self.num_blocks)
