@@ -17,10 +17,11 @@ from support.checkout import ROOT
 sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))
 
 from gpu_bench import main as gpu_main  # isort: skip
-from gpu_bench import roofline  # isort: skip
+from gpu_bench import report, roofline  # isort: skip
 from gpu_bench.bench_cases import BenchCase, Goal, bench_cases  # isort: skip
 from gpu_bench.checks import Check  # isort: skip
 from gpu_bench.shapes import Maker  # isort: skip
+from gpu_bench.timing import Timing  # isort: skip
 
 SCRIPT = ROOT / "kernels" / "benchmarks" / "gpu.sh"
 CPU = torch.device("cpu")
@@ -51,6 +52,44 @@ def test_a_failed_check_leaves_out_every_figure(monkeypatch: pytest.MonkeyPatch)
     assert [check["error"] for check in document["checks"]] == [None, "AssertionError: planted"]
     assert document["timings"] == []
     assert document["left_out"] == ["all timings: a check failed"]
+
+
+def test_a_run_goes_on_where_another_was_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Checks and figures that are there are not made again; what failed is, and another commit's result counts not."""
+    runs: list[str] = []
+    results = {"good": None, "bad": "AssertionError: planted"}
+
+    def run(name: str) -> None:
+        runs.append(name)
+        assert results[name] is None, "planted"
+
+    monkeypatch.setattr(gpu_main.checks, "checks", lambda device, tiny: [
+        Check(name=name, run=lambda name=name: run(name)) for name in results])
+    monkeypatch.setattr(gpu_main, "_end_to_end", lambda device, tiny: {"requests": len(runs)})
+    cases = bench_cases(gpu_main.TINY_DIMS, tiny=True)[:2]
+    monkeypatch.setattr(gpu_main, "bench_cases", lambda *sizes, **options: cases)
+    monkeypatch.setattr(gpu_main, "measure", lambda calls, device: runs.append("timing") or Timing(
+        median_us=1.0, spread=0.0, num_replays=1, calls_a_replay=1))
+    identity = report.identity(CPU) | {"commit": "abc"}
+    monkeypatch.setattr(report, "identity", lambda device: identity)
+
+    def go_on(seconds: float, identity: report.Document = identity) -> report.Document:
+        runs.clear()
+        return gpu_main.run(CPU, gpu_main.Clock(seconds), tiny=True, known=report.read(tmp_path, identity),
+                            save=lambda document: report.write(document, tmp_path))
+
+    assert go_on(1000)["failed"]
+    assert runs == ["good", "bad"]
+    results["bad"] = None
+    assert not go_on(0)["failed"]
+    assert runs == ["bad"]
+    assert len(go_on(1000)["timings"]) == 2
+    assert runs == ["timing", "timing"]
+    whole = go_on(1000)
+    assert runs == []
+    assert (len(whole["checks"]), len(whole["timings"]), whole["left_out"]) == (2, 2, [])
+    go_on(0, identity | {"commit": "def"})
+    assert runs == ["good", "bad"]
 
 
 def test_what_does_not_fit_into_the_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
-"""What gpu.sh runs: correctness, ceilings, timings, NCCL with itself, a model end to end; in this order, within a time.
+"""What gpu.sh runs: correctness, ceilings, a model end to end, NCCL with itself, a whole cluster, timings; in this
+order, within a time.
 
-Nothing is timed when a check has failed. Exit status: 0 all well, 1 a check failed, 2 there is no GPU to run on.
+Nothing else is run when a check has failed. What is known is written after each step, so that a run that is cut short
+leaves what it has found, and `--resume` goes on from there. Exit status: 0 all well, 1 something failed, 2 there is no
+GPU to run on.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ import triton
 
 from gpu_bench import checks, report
 from gpu_bench.bench_cases import bench_cases
+from gpu_bench.cluster import run_cluster
 from gpu_bench.shapes import V3, Dims, Maker
 from gpu_bench.timing import measure, measure_ceilings
 from pd_kernels.triton_ops import NoGpu, TritonOps
 
 TINY_DIMS = Dims(D=64, H=2, N=16, R=8, C=128, V=16, Q=32, F=64, X=4, K=2, I=128, num_groups=2, num_groups_kept=1, Z=96)
 DEFAULT_SECONDS = 450
-END_SECONDS = 60  # kept free for NCCL and the model
+Save = Callable[[report.Document], None]
 
 
 class Clock:
@@ -43,6 +47,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("gpu-results"), help="folder for gpu.json and gpu.md")
     parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="what does not fit in is left out")
+    parser.add_argument("--resume", action="store_true",
+                        help="keep what gpu.json has of the same commit, GPU and versions; repeat only what failed")
     parser.add_argument("--dry-run", action="store_true",
                         help="tiny shapes under Triton's interpreter, on the CPU: tests this script, measures nothing")
     arguments = parser.parse_args()
@@ -54,39 +60,67 @@ def main() -> int:
     except NoGpu as error:
         print(error, file=sys.stderr)
         return 2
-    document = run(device, Clock(arguments.seconds), tiny=arguments.dry_run)
-    report.write(document, arguments.output)
+    identity = report.identity(device)
+    known = report.read(arguments.output, identity) if arguments.resume else None
+    document = run(
+        device, Clock(arguments.seconds), tiny=arguments.dry_run, known=known,
+        save=lambda document: report.write(document, arguments.output),
+    )
     print(report.markdown(document))
     print(f"written: {arguments.output / 'gpu.json'}, {arguments.output / 'gpu.md'}")
     return 1 if document["failed"] else 0
 
 
-def run(device: torch.device, clock: Clock, *, tiny: bool) -> report.Document:
-    """Everything that fits into the time."""
+def run(
+    device: torch.device, clock: Clock, *, tiny: bool, known: report.Document | None = None,
+    save: Save = lambda document: None,
+) -> report.Document:
+    """Everything that fits into the time.
+
+    Args:
+        known: of an earlier run of the same code on the same GPU: what passed there is not done again.
+        save: called with what is known after each step.
+    """
     torch.set_num_threads(1 if tiny else max(1, (os.cpu_count() or 2) // 2))
-    document: report.Document = {
-        "identity": report.identity(device), "dry_run": tiny, "checks": [], "ceilings": {}, "timings": [],
-        "nccl": None, "end_to_end": None, "left_out": [], "failed": False,
-    }
-    for check in checks.checks(device, tiny=tiny):
-        error = _attempt(f"check: {check.name}", check.run)
-        document["checks"].append({"name": check.name, "error": error})
-    if any(check["error"] for check in document["checks"]):
-        document["failed"] = True
+    document = known or report.empty(device, is_dry_run=tiny)
+    document |= {"left_out": [], "failed": False}
+    _check(device, document, save, tiny=tiny)
+    if document["failed"]:
         document["left_out"].append("all timings: a check failed")
+        save(document)
         return document
-    document["ceilings"] = dataclasses.asdict(measure_ceilings(device))
-    _time_cases(device, clock, document, tiny=tiny)
+    if not document["ceilings"]:
+        document["ceilings"] = dataclasses.asdict(measure_ceilings(device))
+    parts: dict[str, Callable[[], dict[str, Any]]] = {"end_to_end": lambda: _end_to_end(device, tiny=tiny)}
     if device.type == "cuda":
-        document["nccl"] = _part("nccl", document, _nccl)
-    document["end_to_end"] = _part("end to end", document, lambda: _end_to_end(device, tiny=tiny))
+        parts |= {"nccl": _nccl, "cluster": run_cluster}
+    for name, function in parts.items():
+        if document[name] is None or "error" in document[name]:
+            document[name] = _part(name, document, function)
+            save(document)
+    _time_cases(device, clock, document, save, tiny=tiny)
+    save(document)
     return document
 
 
-def _time_cases(device: torch.device, clock: Clock, document: report.Document, *, tiny: bool) -> None:
+def _check(device: torch.device, document: report.Document, save: Save, *, tiny: bool) -> None:
+    passed = {check["name"] for check in document["checks"] if check["error"] is None}
+    document["checks"] = [check for check in document["checks"] if check["error"] is None]
+    for check in checks.checks(device, tiny=tiny):
+        if check.name not in passed:
+            error = _attempt(f"check: {check.name}", check.run)
+            document["checks"].append({"name": check.name, "error": error})
+            document["failed"] |= error is not None
+            save(document)
+
+
+def _time_cases(device: torch.device, clock: Clock, document: report.Document, save: Save, *, tiny: bool) -> None:
+    timed = {(row["op"], row["name"], row["dtype"]) for row in document["timings"]}
     for number, case in enumerate(bench_cases(TINY_DIMS, tiny=True) if tiny else bench_cases(V3)):
         label = f"{case.op}, {case.name}, {case.dtype}"
-        if clock.left_s() < END_SECONDS:
+        if (case.op, case.name, case.dtype) in timed:
+            continue
+        if clock.left_s() <= 0:
             document["left_out"].append(label)
             continue
         try:
@@ -103,6 +137,7 @@ def _time_cases(device: torch.device, clock: Clock, document: report.Document, *
         document["timings"].append(
             {"op": case.op, "name": case.name, "dtype": case.dtype, "num_rows": case.num_rows, "flops": case.flops,
              "bytes": case.num_bytes, **dataclasses.asdict(timing)})
+        save(document)
 
 
 def _nccl() -> dict[str, Any]:

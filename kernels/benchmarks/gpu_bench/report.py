@@ -37,11 +37,31 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
+def empty(device: torch.device, *, is_dry_run: bool) -> Document:
+    """A document of nothing: what has not been done is None, or not in its list."""
+    return {
+        "identity": identity(device), "dry_run": is_dry_run, "checks": [], "ceilings": {}, "timings": [], "nccl": None,
+        "end_to_end": None, "cluster": None, "left_out": [], "failed": False,
+    }
+
+
 def write(document: Document, folder: Path) -> None:
-    """gpu.json and gpu.md."""
+    """gpu.json and gpu.md; whoever stops it halfway finds the last whole ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (folder / "gpu.md").write_text(markdown(document), encoding="utf-8")
+    for name, text in (("gpu.json", json.dumps(document, indent=1) + "\n"), ("gpu.md", markdown(document))):
+        unfinished = folder / f"{name}.new"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(folder / name)
+
+
+def read(folder: Path, identity: Document) -> Document | None:
+    """What an earlier run has written, if it was of the same commit, GPU and versions."""
+    try:
+        document: Document = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    same = identity["commit"] is not None and document["identity"] | {"date": identity["date"]} == identity
+    return document if same else None
 
 
 def markdown(document: Document) -> str:
@@ -52,7 +72,7 @@ def markdown(document: Document) -> str:
         lines += ["**A dry run: no figure in it means anything.**", ""]
     lines += ["| check | result |", "|---|---|"]
     lines += [f"| {check['name']} | {check['error'] or 'passed'} |" for check in document["checks"]]
-    for name in ("end_to_end", "nccl"):
+    for name in ("end_to_end", "nccl", "cluster"):
         lines += ["", f"{name}: {document[name]}"]
     if document["left_out"]:
         lines += ["", "Left out: " + "; ".join(document["left_out"])]

@@ -1,0 +1,35 @@
+"""A whole cluster on the GPU: `pd-relay verify`, which compares every token and logprob bit with one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+TIMEOUT_S = 150
+NUM_REQUESTS = 8
+NEEDED = ("ray", "grpc", "typer")
+
+
+def run_cluster() -> dict[str, Any]:
+    """{requests, equal, seconds} of the demo checkpoint, one prefill and one decode worker on the same GPU.
+
+    Raises:
+        ImportError: what a cluster needs beside the kernels is not installed.
+        AssertionError: something differs, or the cluster did not serve; with the end of what it wrote.
+    """
+    for name in NEEDED:
+        __import__(name)
+    command = [
+        sys.executable, "-m", "pd_ops.cli", "verify", "--model", "demo", "--device", "cuda", "--count",
+        str(NUM_REQUESTS), "--json",
+    ]
+    began_s = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"verify took longer than {TIMEOUT_S} s") from None
+    assert done.returncode == 0, f"verify: exit status {done.returncode}: {done.stderr[-2000:]}"
+    return {"seconds": round(time.perf_counter() - began_s, 1), "verify": json.loads(done.stdout)}
