@@ -36,12 +36,8 @@ class NoGpu(RuntimeError):
     """There is no GPU that the kernels are made for; the message says what was found."""
 
 
-class NoKernel(RuntimeError):
-    """There is no kernel for what was asked; the message says for what."""
-
-
 class TritonOps:
-    """The kernels on one device. Packed linear weights are tensors, or FP8 weights as a checkpoint stores them."""
+    """The kernels on one device. Packed linear weights are tensors, or FP8 matrices with their scales."""
 
     def __init__(self, device: torch.device) -> None:
         """Raises NoGpu unless `device` is a Hopper GPU, or the CPU under the interpreter."""
@@ -65,15 +61,11 @@ class TritonOps:
         """Not under the interpreter either: what works there must not lean on memory that a GPU does not have."""
         return False
 
-    def pack_linear(self, weight_MD: Weight) -> Tensor:
-        """Raises:
-        NoKernel: an FP8 matrix, to be multiplied with activations as they are. `pack_fp8_linear` is for the product
-            that quantizes them too.
-        """
-        return _plain(weight_MD).to(self.device).contiguous()
+    def pack_linear(self, weight_MD: Weight) -> Weight:
+        return self._moved(weight_MD)
 
     def pack_fp8_linear(self, weight_MK: Tensor, scale_mk: Tensor, *, power_of_two: bool = False) -> Fp8Weight:
-        """A projection as an FP8 checkpoint stores it; the activations' scales are powers of two if asked for."""
+        """A projection whose activations are quantized too; with scales that are powers of two if asked for."""
         return Fp8Weight(
             weight_MK=weight_MK.to(self.device).contiguous(), scale_mk=scale_mk.to(self.device).contiguous(),
             power_of_two=power_of_two,
@@ -84,13 +76,8 @@ class TritonOps:
 
     def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
                      shared_down: Weight | None) -> moe_experts.Experts:
-        """Raises:
-        NoKernel: FP8 matrices, as in `pack_linear`.
-        """
-        moved = (t if t is None else _plain(t).to(self.device) for t in (shared_gate_up, shared_down))
-        return moe_experts.pack_experts(
-            _plain(gate_up_X2ID).to(self.device), _plain(down_XDI).to(self.device), *moved
-        )
+        shared = (weight if weight is None else self._moved(weight) for weight in (shared_gate_up, shared_down))
+        return moe_experts.pack_experts(self._moved(gate_up_X2ID), self._moved(down_XDI), *shared)
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
         self._check(ids_T, table_ZD)
@@ -104,7 +91,7 @@ class TritonOps:
         self._check(x_TD, residual_TD, weight_D)
         return rms_norm.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
-    def linear(self, x_TD: Tensor, weight: Tensor | Fp8Weight, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    def linear(self, x_TD: Tensor, weight: Weight | Fp8Weight, *, out_dtype: torch.dtype | None = None) -> Tensor:
         self._check(x_TD)
         if isinstance(weight, Fp8Weight):
             return fp8_linear(x_TD, weight, out_dtype)
@@ -143,7 +130,7 @@ class TritonOps:
         self._check(x_TD, weights_TK, experts_TK)
         return moe_experts.moe_experts(x_TD, weights_TK, experts_TK, experts)
 
-    def swiglu(self, x_TD: Tensor, gate_up: Tensor | Fp8Weight, down: Tensor | Fp8Weight) -> Tensor:
+    def swiglu(self, x_TD: Tensor, gate_up: Weight | Fp8Weight, down: Weight | Fp8Weight) -> Tensor:
         self._check(x_TD)
         return moe_experts.swiglu(x_TD, gate_up, down)
 
@@ -173,15 +160,17 @@ class TritonOps:
         )
         return sums.cpu().numpy().view(np.uint64)
 
+    def _moved(self, weight: Weight) -> Weight:
+        if isinstance(weight, Fp8Matrix):
+            return Fp8Matrix(
+                codes_MK=weight.codes_MK.to(self.device).contiguous(),
+                scales_Mg=weight.scales_Mg.to(self.device).contiguous(),
+            )
+        return weight.to(self.device).contiguous()
+
     def _check(self, *tensors: Tensor) -> None:
         for tensor in tensors:
             assert tensor.device.type == self.device.type, f"a tensor is on {tensor.device}, the ops on {self.device}"
-
-
-def _plain(weight: Weight) -> Tensor:
-    if isinstance(weight, Fp8Matrix):
-        raise NoKernel("no Triton kernel multiplies FP8 weights with activations as they are")
-    return weight
 
 
 def _device_name(device: torch.device) -> str:

@@ -84,9 +84,6 @@ class Inputs:
 RowOp = Callable[[Ops, Tensor], list[Tensor]]  # indices of rows -> result rows
 
 
-FP8_WEIGHT_OPS = ("linear_fp8", "moe_experts_fp8", "swiglu_fp8")  # FP8 weights, activations as they are
-
-
 @functools.lru_cache(maxsize=8)  # a test for each op asks for the same ones, of two dtypes and four models
 def row_ops(dims: Dims, dtype: torch.dtype, num_rows: int, seed: int) -> dict[str, RowOp]:
     """Every op whose rows depend on themselves alone, closed over fixed inputs of `num_rows` rows.

@@ -16,7 +16,8 @@ from pd_kernels.triton_ops import TritonOps  # isort: skip
 
 TABLE_NAMES = {
     "head": "linear", "moe_experts_unshared": "moe_experts", "mla_attention": "mla_attention_on_matrix_units",
-    "mla_attention_expanded": "mla_attention_expanded_on_matrix_units",
+    "mla_attention_expanded": "mla_attention_expanded_on_matrix_units", "linear_fp8": "linear",
+    "moe_experts_fp8": "moe_experts", "swiglu_fp8": "swiglu",
 }
 
 

@@ -22,6 +22,7 @@ from pd_engine.steps.state import export_hidden
 from pd_kernels.ops import SamplingRows
 from support import triton_shim  # noqa: F401  (before any module with kernels)
 from support.engine_cases import load_engine, random_ids
+from support.engine_fp8 import write_fp8_checkpoint
 from support.engine_play import Player, Request
 
 from triton.runtime.interpreter import InterpretedFunction  # isort: skip
@@ -89,6 +90,13 @@ def test_a_request_from_beginning_to_end(tmp_path: Path, launched: list[str], se
     assert {slots.device for slots in engine.arena.components} == {DEVICE}
     play(engine)
     assert ("expanded_kernel" in launched) == (settings.get("prefill_form") == "expanded")
+
+
+def test_fp8_weights(tmp_path: Path, launched: list[str]) -> None:
+    engine = load_engine(write_fp8_checkpoint(tmp_path / "model"), dtype="bf16")
+    play(engine)
+    assert "gate_up_kernel" in launched
+    assert "quant_kernel" not in launched, "activations are multiplied as they are"
 
 
 def test_what_a_tensor_of_the_host_would_do(tmp_path: Path, launched: list[str]) -> None:

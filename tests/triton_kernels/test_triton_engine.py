@@ -13,6 +13,7 @@ from pd_engine.model.random_checkpoint import write_random_checkpoint
 from pd_kernels.tolerances import check_close
 from support import triton_shim  # noqa: F401  (before any module with kernels)
 from support.engine_cases import all_hidden, load_engine, mtp_hidden, new_sequence, random_ids, release
+from support.engine_fp8 import write_fp8_checkpoint
 from support.engine_play import Request, alone, together
 
 TINY = {
@@ -61,6 +62,15 @@ def test_expanded_prompts(checkpoint: Path) -> None:
     ours, _ = states(on_triton(checkpoint, prefill_form="expanded"), [len(PROMPT)])
     theirs, _ = states(load_engine(checkpoint, ops="reference", prefill_form="expanded"), [len(PROMPT)])
     check_close("logits", torch.float32, ours, theirs)
+
+
+@pytest.mark.slow
+def test_logits_of_fp8_weights_and_latents(tmp_path: Path) -> None:
+    path = write_fp8_checkpoint(tmp_path / "model")
+    for settings in ({}, {"dtype": "bf16", "latent_dtype": "fp8"}):
+        ours, _ = states(on_triton(path, **settings), [len(PROMPT)])
+        theirs, _ = states(load_engine(path, ops="reference", **settings), [len(PROMPT)])
+        check_close("logits", torch.bfloat16 if settings else torch.float32, ours, theirs)
 
 
 @pytest.mark.slow

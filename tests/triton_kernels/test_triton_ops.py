@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from pd_kernels.ops import GateConfig
-from support.kernel_cases import ALL_DIMS, EIGHT_GROUPS, FP8_WEIGHT_OPS, ODD, SMALL, Inputs, row_ops, same_bits
+from support.kernel_cases import ALL_DIMS, EIGHT_GROUPS, ODD, SMALL, Inputs, row_ops, same_bits
 from support.triton_cases import check_op, dtypes, reference_ops, triton_ops
 
 from pd_kernels.moe_gate.triton import choose_experts  # isort: skip
-from pd_kernels.triton_ops import NoKernel  # isort: skip
 
-OPS = [op for op in row_ops(ODD, torch.float32, 1, 0) if op not in FP8_WEIGHT_OPS]
+OPS = list(row_ops(ODD, torch.float32, 1, 0))
 
 
 def compare(dims: str, dtype: torch.dtype, op: str, num_rows: int) -> None:
@@ -40,14 +39,11 @@ def test_op_equals_the_reference_for_more_shapes(dims: str, dtype: torch.dtype, 
     compare(dims, dtype, op, num_rows=9)
 
 
-@pytest.mark.parametrize("op", FP8_WEIGHT_OPS)
-def test_weights_without_a_kernel_are_refused(op: str) -> None:
-    with pytest.raises(NoKernel, match="FP8 weights"):
-        row_ops(ODD, torch.float32, 1, seed=0)[op](triton_ops(), torch.arange(1))
-
-
 @dtypes
-@pytest.mark.parametrize("op", ["linear", "head", "moe_experts", "swiglu"])
+@pytest.mark.parametrize("op", [
+    "linear", "head", "moe_experts", "swiglu", "linear_fp8",
+    pytest.param("moe_experts_fp8", marks=pytest.mark.slow), "swiglu_fp8",
+])
 def test_a_row_has_the_same_bits_in_small_and_large_tiles(dtype: torch.dtype, op: str) -> None:
     """150 rows take another kernel configuration than one row."""
     case = row_ops(ODD, dtype, 150, seed=3)[op]

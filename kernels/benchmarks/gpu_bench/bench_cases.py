@@ -75,7 +75,7 @@ def bench_cases(d: Dims = V3, *, tiny: bool = False) -> list[BenchCase]:
         cases += [_decode(d, batch, context, queries, fp8=False) for batch in batches for queries in (1, 2)]
         cases.append(_decode(d, 2 if tiny else 64, context, 1, fp8=True))
     for tokens in (1, 5, 9) if tiny else (32, 256, 4096):
-        cases += [_experts(d, tokens, fp8=False), _gate(d, tokens)]
+        cases += [_experts(d, tokens), _gate(d, tokens)]
     for tokens in (20,) if tiny else (1024, 4096, 16384):
         cases += [_prefill(d, tokens, expanded=False), _prefill(d, tokens, expanded=True)]
     for tokens in (5,) if tiny else (1, 64, 4096):
@@ -85,8 +85,9 @@ def bench_cases(d: Dims = V3, *, tiny: bool = False) -> list[BenchCase]:
     cases += [_sample(d, 3 if tiny else 256), _log_softmax(d, 3 if tiny else 256)]
     cases += [_checksum(d, 4 if tiny else 16384), _copy(d, 4 if tiny else 16384), _quant(d, tokens)]
     for tokens in (5,) if tiny else (64, 4096):
-        cases.append(_fp8_linear(d, tokens))
-    cases += [_experts(d, tokens, fp8=True) for tokens in ((5,) if tiny else (32, 4096))]
+        cases += [_fp8_linear(d, tokens, is_mixed=True), _fp8_linear(d, tokens, is_mixed=False)]
+    for tokens in (5,) if tiny else (32, 4096):
+        cases += [_experts(d, tokens, "fp8 weights"), _experts(d, tokens, "fp8")]
     return cases
 
 
@@ -135,22 +136,24 @@ def _prefill(d: Dims, tokens: int, *, expanded: bool) -> BenchCase:
         num_rows=tokens, flops=flops, num_bytes=num_bytes, goal=Goal.MATMUL, goal_value=0.5, prepare=prepare)
 
 
-def _experts(d: Dims, tokens: int, *, fp8: bool) -> BenchCase:
+def _experts(d: Dims, tokens: int, kind: str = "bf16") -> BenchCase:
+    """`kind`: see `Maker.experts`."""
     distinct = d.X * (1 - (1 - d.K / d.X) ** tokens) + 1  # of independent choices, on average, and the shared one
-    weight_bytes = distinct * 3 * d.D * d.I * (1 if fp8 else BF16_BYTES)
+    weight_bytes = distinct * 3 * d.D * d.I * (BF16_BYTES if kind == "bf16" else 1)
     compute_bound = tokens >= 4096
 
     def prepare(make: Maker) -> list[Call]:
-        experts = make.experts(d, fp8=fp8)
+        experts = make.experts(d, kind)
         return [
             partial(moe_experts, make.normal(tokens, d.D), *make.routing(d, tokens), experts) for _ in range(4)
         ]
 
     return BenchCase(
-        op="grouped_gemm", units="fp8" if fp8 else "bf16", name=f"{tokens} tokens, {d.X} experts",
-        dtype="fp8" if fp8 else "bf16", num_rows=tokens,
+        op="grouped_gemm", units="fp8" if kind == "fp8" else "bf16",
+        name=f"{tokens} tokens, {d.X} experts{', FP8 weights' if kind == 'fp8 weights' else ''}",
+        dtype="bf16" if kind == "bf16" else "fp8", num_rows=tokens,
         flops=2.0 * 3 * tokens * (d.K + 1) * d.D * d.I, num_bytes=weight_bytes + 2 * tokens * d.D * BF16_BYTES,
-        goal=Goal.MATMUL if compute_bound and not fp8 else Goal.NONE, goal_value=0.6, prepare=prepare)
+        goal=Goal.MATMUL if compute_bound and kind != "fp8" else Goal.NONE, goal_value=0.6, prepare=prepare)
 
 
 def _gate(d: Dims, tokens: int) -> BenchCase:
@@ -201,16 +204,20 @@ def _linear(name: str, tokens: int, num_in: int, num_out: int) -> BenchCase:
         num_bytes=(tokens * (num_in + num_out) + num_in * num_out) * BF16_BYTES, prepare=prepare)
 
 
-def _fp8_linear(d: Dims, tokens: int) -> BenchCase:
+def _fp8_linear(d: Dims, tokens: int, *, is_mixed: bool) -> BenchCase:
+    """`is_mixed`: activations as they are."""
     num_in, num_out = d.Q, d.H * (d.N + d.R)
 
     def prepare(make: Maker) -> list[Call]:
+        if is_mixed:
+            return [partial(linear, make.normal(tokens, num_in), make.fp8_matrix(num_out, num_in)) for _ in range(2)]
         return [
             partial(fp8_linear, make.normal(tokens, num_in), make.fp8_weight(num_out, num_in)) for _ in range(2)
         ]
 
     return BenchCase(
-        op="fp8_gemm", units="fp8", name=f"q_b, {tokens} rows",
+        op="linear" if is_mixed else "fp8_gemm", units="bf16" if is_mixed else "fp8",
+        name=f"q_b, {tokens} rows{', FP8 weights' if is_mixed else ''}",
         dtype="fp8", num_rows=tokens, flops=2.0 * tokens * num_in * num_out,
         num_bytes=num_in * num_out + tokens * (num_in + num_out) * BF16_BYTES, prepare=prepare)
 

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pd_engine.cache.device_arena import DeviceArena
+from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_kernels.block_checksum import reference as checksum_reference
 from pd_kernels.block_checksum.triton import piece_checksums
 from pd_kernels.block_copy.triton import copy_pieces
@@ -31,12 +33,13 @@ from pd_kernels.tolerances import check_close
 from pd_kernels.triton_ops import TritonOps
 from pd_kernels.verify_drafts import reference as verify_reference
 from pd_kernels.verify_drafts.triton import verify_drafts
-from support.kernel_cases import DEMO, FP8_WEIGHT_OPS, ODD, Dims, PagedRun, PagedSequences, Row, row_ops, same_bits
+from support.kernel_cases import DEMO, ODD, Dims, PagedRun, PagedSequences, Row, row_ops, same_bits
 
 WIDE = Dims(D=7168, H=128, N=128, R=64, C=512, V=128, X=16, K=8, I=2048, num_groups=8, num_groups_kept=4, Z=8192)
 TABLE_NAMES = {
     "head": "linear", "moe_experts_unshared": "moe_experts", "mla_attention": "mla_attention_on_matrix_units",
-    "mla_attention_expanded": "mla_attention_expanded_on_matrix_units",
+    "mla_attention_expanded": "mla_attention_expanded_on_matrix_units", "linear_fp8": "linear",
+    "moe_experts_fp8": "moe_experts", "swiglu_fp8": "swiglu",
 }
 
 
@@ -93,6 +96,7 @@ def checks(device: torch.device, *, tiny: bool = False) -> Iterator[Check]:
         yield Check(name=f"ops: {name}", run=lambda a=(dims, dtype, count): _row_ops(ops, reference, *a))
         yield Check(name=f"attention: {name}", run=lambda a=(dims, dtype): _attention(ops, reference, *a))
     yield Check(name="blocks and drafts", run=lambda: _blocks(device))
+    yield Check(name="blocks that travel", run=lambda: _window(device))
     yield Check(name="fp8", run=lambda: _fp8(device, 40 if tiny else 300))
     if not tiny:
         yield Check(name="ops: V3's widths, bfloat16", run=lambda: _row_ops(ops, reference, WIDE, torch.bfloat16, 150))
@@ -106,8 +110,6 @@ def _row_ops(ops: TritonOps, reference: ReferenceOps, dims: Dims, dtype: torch.d
     for bit."""
     device_ops: Any = OnDevice(ops)
     for op, case in row_ops(dims, dtype, count, seed=count).items():
-        if op in FP8_WEIGHT_OPS:
-            continue
         rows = torch.arange(count)
         results = case(device_ops, rows)
         for result, expected in zip(results, case(reference, rows), strict=True):
@@ -176,7 +178,8 @@ def _many_rows(ops: TritonOps) -> None:
     """The large tiles at V3's widths: some of 700 rows against the same rows alone, on the device alone."""
     case = row_ops(dataclasses.replace(WIDE, X=8, num_groups=4, num_groups_kept=2, K=2), torch.bfloat16, 700, seed=1)
     device_ops: Any = OnDevice(ops)
-    for op in ("linear", "mla_queries", "absorb_values", "moe_gate", "moe_experts", "swiglu"):
+    for op in ("linear", "mla_queries", "absorb_values", "moe_gate", "moe_experts", "swiglu", "linear_fp8",
+               "moe_experts_fp8", "swiglu_fp8"):
         whole, some = case[op](device_ops, torch.arange(700)), torch.tensor([0, 333, 699])
         for part, full in zip(case[op](device_ops, some), whole, strict=True):
             assert same_bits(part, full[some]), f"{op}: rows have other bits among 700"
@@ -223,6 +226,27 @@ def _one(weight: Fp8Weight, index: int) -> Fp8Weight:
 
 def _to(weight: Fp8Weight, device: torch.device) -> Fp8Weight:
     return Fp8Weight(weight_MK=weight.weight_MK.to(device), scale_mk=weight.scale_mk.to(device), power_of_two=False)
+
+
+def _window(device: torch.device) -> None:
+    """Blocks leave one arena of the device through its window in shared memory, and enter another one."""
+    layout = CacheLayout(block_size=16, components=tuple(
+        Component(name=dtype, kind=ComponentKind.PAGED, width=width, dtype=dtype)
+        for dtype, width in (("bf16", 576), ("fp8", 656), ("fp32", 576))))
+    source, target = DeviceArena(layout, 40, device), DeviceArena(layout, 40, device)
+    ids = np.array([39, 0, 7], dtype=np.int64)
+    for component, slots in enumerate(source.components):
+        octets = slots.view(torch.uint8)
+        octets.copy_(torch.randint(0, 256, octets.shape, dtype=torch.uint8, device=device))
+        source.expose(component, ids, source.generations[ids])
+        for block in ids.tolist():
+            target.piece(component, block)[:] = source.piece(component, block)
+        target.take_in(component, ids)
+        arrived = target.components[component].view(torch.uint8)
+        assert torch.equal(arrived[ids.tolist()], octets[ids.tolist()]), f"component {component} arrived otherwise"
+        assert not arrived[1:7].any(), "other blocks were written"
+    for arena in (source, target):
+        arena.close()
 
 
 def _blocks(device: torch.device) -> None:

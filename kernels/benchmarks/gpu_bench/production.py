@@ -75,10 +75,11 @@ def _attention() -> list[Case]:
 def _experts() -> list[Case]:
     make, d = Maker.on("meta"), V3
     return [
-        Case(op="grouped_gemm", name=f"{'fp8' if fp8 else 'bf16'} {num_tokens} tokens",
-             call=lambda fp8=fp8, num_tokens=num_tokens: moe_experts(
-                 make.normal(num_tokens, d.D), *make.routing(d, num_tokens), make.experts(d, fp8=fp8)))
-        for fp8 in (False, True) for num_tokens in (32, MANY)
+        Case(op="grouped_gemm", name=f"{kind} {num_tokens} tokens",
+             stack_bytes={"down_kernel": 64} if kind == "fp8 weights" else {},
+             call=lambda kind=kind, num_tokens=num_tokens: moe_experts(
+                 make.normal(num_tokens, d.D), *make.routing(d, num_tokens), make.experts(d, kind)))
+        for kind in ("bf16", "fp8", "fp8 weights") for num_tokens in (32, MANY)
     ]
 
 
@@ -95,6 +96,11 @@ def _projections() -> list[Case]:
             Case(op="linear", name=f"{name} {num_rows} rows", call=lambda n=num_rows, i=num_in, o=num_out: linear(
                 make.normal(n, i), make.weight(o, i)))
             for name, (num_in, num_out) in shapes.items()
+        ]
+        result += [
+            Case(op="linear", name=f"{name}, fp8 weights, {num_rows} rows", stack_bytes={"matmul_kernel": 80},
+                 call=lambda n=num_rows, i=num_in, o=num_out: linear(make.normal(n, i), make.fp8_matrix(o, i)))
+            for name, (num_in, num_out) in shapes.items() if name in ("qkv_a", "q_b")
         ]
         result += [
             Case(op="linear", name=f"dense mlp {num_rows} rows", call=lambda n=num_rows: swiglu(

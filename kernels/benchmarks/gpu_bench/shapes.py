@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pd_kernels.absorb.triton import AbsorbedWeight, pack_absorbed
 from pd_kernels.fp8_gemm.reference import Fp8Weight
+from pd_kernels.fp8_matrix import Fp8Matrix
 from pd_kernels.fp8_quant.reference import quantize_weight
 from pd_kernels.latent_fp8.reference import encode, slot_bytes
 from pd_kernels.moe_experts.triton import Experts
@@ -102,9 +103,14 @@ class Maker:
                 scales[index].copy_(quantized[1])
         return Fp8Weight(weight_MK=values, scale_mk=scale, power_of_two=False)
 
-    def experts(self, dims: Dims, *, fp8: bool = False) -> Experts:
-        """All routed experts and the shared one."""
-        make = self.fp8_weight if fp8 else self.weight
+    def fp8_matrix(self, *shape: int) -> Fp8Matrix:
+        """The same, for activations as they are."""
+        weight = self.fp8_weight(*shape)
+        return Fp8Matrix.from_blocks(weight.weight_MK, weight.scale_mk)
+
+    def experts(self, dims: Dims, kind: str = "bf16") -> Experts:
+        """All routed experts and the shared one: "bf16", "fp8", or "fp8 weights" for activations as they are."""
+        make = {"bf16": self.weight, "fp8": self.fp8_weight, "fp8 weights": self.fp8_matrix}[kind]
         return Experts(gate_up=make(dims.X + 1, 2 * dims.I, dims.D), down=make(dims.X + 1, dims.D, dims.I),
                        num_shared=1)
 
