@@ -28,7 +28,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 NATIVE_SOURCES := $(wildcard setup.py) $(shell find kernels -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup demo check check-types check-others test gate protos docs clean
+.PHONY: help setup demo check check-types check-others test gate lab protos docs clean
 
 help:
 	@echo "make setup         the virtual environment $(VENV), with everything in it"
@@ -36,6 +36,7 @@ help:
 	@echo "make test          setup, check, and all tests but the slow ones"
 	@echo "make check         lint, types, import layers, generated files"
 	@echo "make gate          everything, slow tests included, with a report in docs/gate.md"
+	@echo "make lab           hosts on this machine (needs root), every drill on them, with a report in docs/benchmarks/lab.md"
 	@echo "make protos        write the Python files of the .proto files again"
 	@echo "make docs          write docs/settings.md and docs/commands.md again"
 	@echo "make clean         remove what was built, the virtual environment included"
@@ -94,6 +95,9 @@ test: check
 
 gate: check
 	@$(BIN)/python -m pd_ops.gate --report docs/gate.md
+
+lab: setup
+	@cd tests && ../$(BIN)/python -m support.lab_report ../docs/benchmarks/lab.md
 
 protos: setup
 	@$(BIN)/python -m pd_ops.protos

@@ -187,8 +187,15 @@ class ClusterSettings(Section):
 
     name: str = Field("default", pattern=CLUSTER_NAME, description="names this cluster on its host")
     ray_address: str | None = Field(None, description="none: start a Ray cluster on this host; else join this one")
+    by_pool: bool = Field(
+        False,
+        description="with ray_address: each role runs on hosts with the Ray label pool=router, pool=prefill or "
+        "pool=decode, and processes outlive `serve`; else all of them run on its host",
+    )
     object_store_mib: int = Field(80, ge=75, description="Ray's object store, which no request uses")
-    start_timeout_s: float = Field(120.0, gt=0, description="until every process must be ready")
+    start_timeout_s: float = Field(
+        120.0, gt=0, description="until every process must be ready, and before it until the hosts must be there"
+    )
     drillable: bool = Field(False, description="whether `pd-relay drill` may break it on purpose")
     restart: bool = Field(True, description="a process that has died is started again")
     hang_timeout_s: float = Field(

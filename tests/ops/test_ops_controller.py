@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from pd_engine.errors import FailedPrecondition, Unavailable
 from pd_engine.settings import Settings, load_settings
 from pd_ops.cluster import lives
-from pd_ops.cluster.actors import RouterStarted, WorkerPlace, WorkerStarted
+from pd_ops.cluster.actors import RouterStarted, ServingAlready, WorkerPlace, WorkerStarted
 from pd_ops.cluster.controller import Controller
 from pd_ops.cluster.events import ClusterEvent, EventKind
 from pd_ops.cluster.members import MemberState
@@ -95,7 +97,7 @@ class PretendedActor:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> PretendedHost:
     host = PretendedHost()
-    monkeypatch.setattr(lives, "PlacedActor", host.place)
+    monkeypatch.setattr(lives, "place_actor", host.place)
     return host
 
 
@@ -234,4 +236,45 @@ async def test_without_restarts_an_end_is_final(host: PretendedHost) -> None:
     assert lost.details == {"restarts": False}
     await until(lambda: host.told[host.lives["router"][0]][1] == ("decode-0", "life 1", False))
     assert len(host.lives["decode-0"]) == 1
+    controller.kill()
+
+
+def found(actor_id: str, plan: ActorPlan, life: int) -> Any:
+    """A process that serves, as `find_serving` has it."""
+    started: Any = WorkerStarted(pid=2, address=f"h:{life}", epoch=f"e{life}")
+    if plan.role is Role.ROUTER:
+        started = RouterStarted(pid=2, grpc_address="h:1", http_address="h:2")
+    return SimpleNamespace(
+        actor=PretendedActor(PretendedHost(), plan, load_settings(None), life), plan=replace(plan, actor_id=actor_id),
+        life=life, serving=ServingAlready(started=started, secret="of before"),
+    )
+
+
+async def test_what_serves_is_taken_over_and_only_the_rest_started(host: PretendedHost) -> None:
+    settings = load_settings(None, {"decode.workers": 2, "prefill.workers": 2})
+    plan = plan_cluster(settings)
+    controller = Controller(settings, plan, host=None, counts_cpus=True)
+    [_, prefill, _, decode, _] = plan.actors
+    missing = controller.adopt([
+        found("router", plan.router, 1), found("decode-0", decode, 3), found("decode-7", decode, 1),
+        found("prefill-1", prefill, 2),
+    ])
+    assert [one.actor_id for one in missing] == ["prefill-0"]
+    ready = await controller.start()
+    assert list(host.lives) == ["prefill-0"]
+    assert {worker.worker_id: worker.epoch for worker in ready.workers} == {
+        "prefill-0": "1", "prefill-1": "e2", "decode-0": "e3", "decode-7": "e1",
+    }
+    assert ready.router.grpc_address == "h:1"
+    await controller.stop(0.0)
+    assert all(member.state is MemberState.SERVING for member in (controller.router, *controller.workers))
+    controller.kill()
+
+
+async def test_nothing_is_left_out_that_the_settings_ask_for(host: PretendedHost) -> None:
+    settings = load_settings(None, {"decode.workers": 3})
+    plan = plan_cluster(settings)
+    controller = Controller(settings, plan, host=None, counts_cpus=True)
+    missing = controller.adopt([found("decode-5", plan.workers[-1], 1)])
+    assert [one.actor_id for one in missing] == ["router", "prefill-0", "decode-0", "decode-1"]
     controller.kill()

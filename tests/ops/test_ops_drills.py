@@ -45,7 +45,7 @@ SIGHTINGS = (
 SEEN = Observed(
     asked=[asked(8.0, 9.0), asked(9.5, 9.9, 12.4)], steady=[asked(8.0, 9.0), asked(9.5, 9.9, 12.4)], differences={},
     num_leaked_blocks=0, sizes=SIZES, sightings=SIGHTINGS,
-    broken=Broken(at_s=10.0, target="decode-0", epoch="a", is_over_s=10.0), full_s=14.0,
+    broken=Broken(at_s=10.0, target="decode-0", epoch="a", is_over_s=10.0), is_mended=None, full_s=14.0,
 )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pd_engine.errors import Internal, PdRelayError, from_code
-from pd_engine.settings import Settings
+from pd_engine.settings import RouterSettings, Settings
 from pd_ops.cluster.gpus import VISIBLE, gpu_of, visible_gpus
 from pd_ops.cluster.plan import Role
 from pd_ops.cluster.state_file import log_directory
@@ -57,6 +57,18 @@ class RouterStarted:
     grpc_address: str
     http_address: str
 
+    @property
+    def address(self) -> str:
+        return self.grpc_address
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingAlready:
+    """What a controller needs to know of a process that another one has started. `secret`: the cluster's."""
+
+    started: WorkerStarted | RouterStarted
+    secret: str
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlace:
@@ -87,6 +99,7 @@ class WorkerActor:
         self._host = host
         self._secret = secret
         self._worker: PrefillWorker | DecodeWorker | None = None
+        self._started: WorkerStarted | None = None
 
     async def start(self) -> WorkerStarted | Failure:
         """Loads the model and serves."""
@@ -102,7 +115,12 @@ class WorkerActor:
         )
         started = await self._worker.start()
         _return_freed_memory()
-        return WorkerStarted(pid=os.getpid(), address=started.address, epoch=started.epoch)
+        self._started = WorkerStarted(pid=os.getpid(), address=started.address, epoch=started.epoch)
+        return self._started
+
+    async def describe(self) -> ServingAlready | None:
+        """None: it does not serve yet."""
+        return None if self._started is None else ServingAlready(started=self._started, secret=self._secret)
 
     def _take_gpu(self) -> None:
         """Before torch is imported: this process sees one GPU from now on. Where there is none, loading says so."""
@@ -154,13 +172,21 @@ def _build_worker(role: Role) -> type[PrefillWorker] | type[DecodeWorker]:
 
 
 class RouterActor:
-    """The process of a router. Its ports may be shared with the router that it replaces."""
+    """The process of a router. Its ports may be shared with the router that it replaces.
+
+    On a host of its pool it listens on the address that Ray knows that host by, unless the settings name one: the
+    loopback address would be of use to nobody.
+    """
 
     def __init__(self, settings: Settings, *, secret: str, life: int) -> None:
         _begin_process(settings, Role.ROUTER.value, life)
+        if settings.cluster.by_pool and settings.router.host == RouterSettings().host:
+            router = settings.router.model_copy(update={"host": _host_in_ray()})
+            settings = settings.model_copy(update={"router": router})
         self._settings = settings
         self._secret = secret
         self._router: Router | None = None
+        self._started: RouterStarted | None = None
 
     async def start(self) -> RouterStarted | Failure:
         """Opens its doors; it has no workers yet."""
@@ -173,7 +199,12 @@ class RouterActor:
         self._router = Router(self._settings, secret=self._secret, shares_ports=True)
         addresses = await self._router.start()
         spare_what_stays()
-        return RouterStarted(pid=os.getpid(), grpc_address=addresses.grpc, http_address=addresses.http)
+        self._started = RouterStarted(pid=os.getpid(), grpc_address=addresses.grpc, http_address=addresses.http)
+        return self._started
+
+    async def describe(self) -> ServingAlready | None:
+        """None: it does not serve yet."""
+        return None if self._started is None else ServingAlready(started=self._started, secret=self._secret)
 
     async def set_workers(self, places: list[WorkerPlace]) -> Failure | None:
         """All the workers there are, now."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pd_engine.errors import PdRelayError
 from pd_engine.settings import Settings
@@ -14,9 +14,12 @@ from pd_ops.cluster.actors import RouterStarted
 from pd_ops.cluster.events import ClusterEvent, EventKind
 from pd_ops.cluster.lives import Lives
 from pd_ops.cluster.members import Member, MemberState
-from pd_ops.cluster.plan import ActorPlan, ClusterPlan, Role
+from pd_ops.cluster.plan import WORKER_ROLES, ActorPlan, ClusterPlan, Role
 from pd_ops.cluster.ready import ReadyCluster, life_details, ready_worker
 from pd_ops.cluster.router_news import RouterNews
+
+if TYPE_CHECKING:
+    from pd_ops.cluster.adoption import Found
 
 T = TypeVar("T")
 
@@ -66,15 +69,38 @@ class Controller:
 
     # Start and end of all
 
+    def adopt(self, found: Sequence[Found]) -> list[ActorPlan]:
+        """Takes processes over, before the start: those that are planned, and workers beyond them. What is still to
+        be started."""
+        for one in found:
+            member = self._router
+            if one.plan.role is not Role.ROUTER:
+                member = self._workers.setdefault(one.plan.actor_id, self._lives.new_member(one.plan))
+            self._lives.adopt(member, one.actor, one.life, one.serving)
+        for role in WORKER_ROLES:
+            self._leave_out(role, self.plan.size(role))
+        return [
+            member.plan for member in (self._router, *self._workers.values()) if member.state is MemberState.STARTING
+        ]
+
+    def _leave_out(self, role: Role, size: int) -> None:
+        """Workers that are not started yet, where others serve in their stead."""
+        workers = [worker for worker in self._workers.values() if worker.role is role]
+        unstarted = [worker for worker in workers if worker.state is MemberState.STARTING]
+        num_kept = max(0, len(unstarted) - max(0, len(workers) - size))
+        for worker in unstarted[num_kept:]:
+            del self._workers[worker.actor_id]
+
     async def start(self) -> ReadyCluster:
-        """Places all processes at once, waits until all serve, and tells the router its workers.
+        """Places all processes at once that do not serve yet, waits until all do, and tells the router its workers.
 
         Raises:
             PdRelayError: of the first that failed, whose name and log stand in the message.
             DeadlineExceeded: not ready in time (`cluster.start_timeout_s`).
         """
         members = [self._router, *self._workers.values()]
-        await self._lives.in_time("the cluster", _first_error([self._lives.begin(member) for member in members]))
+        begins = [self._lives.begin(member) for member in members if member.state is MemberState.STARTING]
+        await self._lives.in_time("the cluster", _first_error(begins))
         await self._news.tell()
         for member in members:
             self._watch(member)

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from pd_engine.errors import DeadlineExceeded, PdRelayError
 from pd_engine.service.secret import new_secret
 from pd_engine.settings import Settings
-from pd_ops.cluster.actors import RouterStarted, actor_log_path
+from pd_ops.cluster.actors import RouterStarted, ServingAlready, WorkerStarted, actor_log_path
 from pd_ops.cluster.members import Member, MemberState
-from pd_ops.cluster.placed_actor import PlacedActor
+from pd_ops.cluster.placed_actor import PlacedActor, place_actor
 from pd_ops.cluster.plan import ActorPlan
 from pd_ops.cluster.restarts import RestartPacer, RestartPolicy
 
@@ -55,13 +55,23 @@ class Lives:
             PdRelayError: that it answered with; its process may still be there.
         """
         self._numbers[member.actor_id] += 1
-        member.actor = PlacedActor(
+        member.actor = place_actor(
             member.plan, self.settings, life=self._numbers[member.actor_id], host=self._host, secret=self._secret,
             counts_cpus=self._counts_cpus,
         )
-        member.started = await member.actor.call("start")
-        if isinstance(member.started, RouterStarted):
-            self._keep_ports(member.started)
+        self._note_serving(member, await member.actor.call("start"))
+
+    def adopt(self, member: Member, actor: PlacedActor, life: int, found: ServingAlready) -> None:
+        """Takes a process over that serves already, and the cluster's secret with it."""
+        self._numbers[member.actor_id] = max(life, self._numbers[member.actor_id])
+        self._secret = found.secret
+        member.actor = actor
+        self._note_serving(member, found.started)
+
+    def _note_serving(self, member: Member, started: WorkerStarted | RouterStarted) -> None:
+        member.started = started
+        if isinstance(started, RouterStarted):
+            self._keep_ports(started)
         member.pacer.note_serving(time.monotonic())
         member.move(MemberState.SERVING)
 

@@ -64,6 +64,11 @@ class Member:
         is_back_soon = self.state in (MemberState.STARTING, MemberState.WAITING) and self.pacer.is_hopeful
         return self.state is MemberState.SERVING or is_back_soon
 
+    @property
+    def address(self) -> str | None:
+        """Where the present or last life is called: of a router, its gRPC door; None before the first serves."""
+        return None if self.started is None else self.started.address
+
     def move(self, state: MemberState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.actor_id}: {self.state.value} -> {state.value}"
         self.state = state
@@ -73,5 +78,5 @@ class Member:
         return {
             "id": self.actor_id, "role": self.role.value, "state": self.state.value,
             "pid": self.started.pid if self.started is not None else None, "restarts": self.num_restarts,
-            "last_end": self.last_end or None,
+            "last_end": self.last_end or None, "address": self.address,
         }

@@ -64,11 +64,16 @@ class Caller:
 class Operations:
     """Args:
     check_room: raises ResourceExhausted if there is no room for further workers of these roles, one each.
+    list_hosts: those that processes may be placed on, as `status` shows them; none where all are on this host.
     """
 
-    def __init__(self, fleet: Fleet, check_room: Callable[[Sequence[Role]], None]) -> None:
+    def __init__(
+        self, fleet: Fleet, check_room: Callable[[Sequence[Role]], None],
+        list_hosts: Callable[[], list[Document]] = list,
+    ) -> None:
         self._fleet = fleet
         self._check_room = check_room
+        self._list_hosts = list_hosts
         self._under_way: str | None = None
 
     async def run(self, request: Request, caller: Caller) -> Document:
@@ -100,7 +105,7 @@ class Operations:
         return {
             "router": self._fleet.router.to_json(),
             "workers": [worker.to_json() for worker in self._fleet.workers],
-            "operation": self._under_way,
+            "hosts": self._list_hosts(), "operation": self._under_way,
         }
 
     async def _scale(self, request: ScaleRequest, caller: Caller) -> Document:

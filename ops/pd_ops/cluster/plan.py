@@ -43,6 +43,12 @@ def everywhere(placement: Placement) -> Mapping[Role, Placement]:
 
 ANYWHERE = everywhere(Placement())
 
+# Each role on the hosts of its own pool, as launcher files label them.
+POOL_LABEL = "pool"
+BY_POOL: Mapping[Role, Placement] = MappingProxyType(
+    {role: Placement(label_selector=MappingProxyType({POOL_LABEL: role.value})) for role in Role}
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorPlan:
@@ -68,12 +74,19 @@ class ClusterPlan:
         """Logical CPUs that Ray must have for all of it."""
         return sum(actor.num_cpus for actor in self.actors)
 
+    def size(self, role: Role) -> int:
+        return sum(worker.role is role for worker in self.workers)
+
     def another(self, role: Role, taken: Iterable[str]) -> ActorPlan:
         """One worker more of that role, with the lowest number that nobody has; where and as large as the others."""
         known = set(taken)
         number = 0
         while (actor_id := f"{role.value}-{number}") in known:
             number += 1
+        return self.named(role, actor_id)
+
+    def named(self, role: Role, actor_id: str) -> ActorPlan:
+        """A worker of that role, where and as large as the others."""
         example = next(worker for worker in self.workers if worker.role is role)
         return replace(example, actor_id=actor_id)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
 
 from pd_engine.errors import ResourceExhausted
+from pd_ops.cluster.host_room import HostRoom, lacking
 from pd_ops.cluster.members import Member
 from pd_ops.cluster.operations import Fleet
-from pd_ops.cluster.plan import ClusterPlan, Role, check_placeable
+from pd_ops.cluster.plan import POOL_LABEL, ActorPlan, ClusterPlan, Role, check_placeable
 
 MEMORY_RESERVE = 0.05  # of the host's, that new workers leave alone
+POLL_S = 0.25
 ray: Any = importlib.import_module("ray")  # Any: it is typed in parts only
 
 
@@ -24,9 +28,27 @@ def check_resources(plan: ClusterPlan) -> None:
         InvalidArgument: labels or a node that no host has.
         ResourceExhausted: too few free CPUs.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    check_placeable(plan, {node["NodeID"]: node["Labels"] for node in nodes})
-    _check_cpus(plan.num_cpus, "the cluster needs")
+    check_placeable(plan, {host.node_id: host.labels for host in live_hosts()})
+    _check_cpus(plan.actors)
+
+
+async def wait_for_hosts(
+    actors: Sequence[ActorPlan], timeout_s: float, tell: Callable[[str], None] = lambda sentence: None
+) -> None:
+    """Until hosts with room for all of these have joined Ray: they boot one after the other.
+
+    Raises:
+        ResourceExhausted: they have not in time.
+    """
+    deadline_s, told = time.monotonic() + timeout_s, ""
+    while sentences := lacking(actors, live_hosts()):
+        text = "; ".join(sentences)
+        if time.monotonic() > deadline_s:
+            raise ResourceExhausted(f"{text}; waited for {timeout_s:g} s (cluster.start_timeout_s)")
+        if text != told:
+            tell(f"waiting for hosts: {text}")
+            told = text
+        await asyncio.sleep(POLL_S)
 
 
 def check_room(fleet: Fleet, roles: Sequence[Role], *, is_local: bool) -> None:
@@ -39,7 +61,7 @@ def check_room(fleet: Fleet, roles: Sequence[Role], *, is_local: bool) -> None:
         ResourceExhausted: too little memory, if they take what the largest of their pool takes; or too few CPUs.
     """
     if not is_local:
-        _check_cpus(len(roles) * fleet.settings.engine.threads, f"{len(roles)} workers more need")
+        _check_cpus([fleet.plan.another(role, ()) for role in roles])
         return
     needed = sum(max((_resident_bytes(one) for one in fleet.workers if one.role is role), default=0) for role in roles)
     memory = psutil.virtual_memory()
@@ -51,11 +73,29 @@ def check_room(fleet: Fleet, roles: Sequence[Role], *, is_local: bool) -> None:
         )
 
 
-def _check_cpus(num_cpus: int, who: str) -> None:
-    free = ray.available_resources().get("CPU", 0.0)
-    if free < num_cpus:
-        num_hosts = sum(1 for node in ray.nodes() if node["Alive"])
-        raise ResourceExhausted(f"{who} {num_cpus} CPUs of Ray, which has {free:g} free on {num_hosts} hosts")
+def live_hosts() -> list[HostRoom]:
+    """Of Ray, with the CPUs that are free there now."""
+    free = ray._private.state.available_resources_per_node()
+    return [
+        HostRoom(
+            address=node["NodeManagerAddress"], node_id=node["NodeID"], labels=node["Labels"],
+            num_cpus=free.get(node["NodeID"], {}).get("CPU", 0.0),
+        )
+        for node in ray.nodes() if node["Alive"]
+    ]
+
+
+def host_documents() -> list[dict[str, Any]]:
+    """The live hosts of all pools, as `pd-relay status` shows them."""
+    return [
+        {"address": host.address, "pool": host.labels[POOL_LABEL], "free_cpus": host.num_cpus}
+        for host in live_hosts() if POOL_LABEL in host.labels
+    ]
+
+
+def _check_cpus(actors: Sequence[ActorPlan]) -> None:
+    if sentences := lacking(actors, live_hosts()):
+        raise ResourceExhausted("; ".join(sentences))
 
 
 def _resident_bytes(member: Member) -> int:

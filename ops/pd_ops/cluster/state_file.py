@@ -127,6 +127,13 @@ class StateFile:
         assert self._state is not None, "nothing has been written yet"
         self.write(replace(self._state, phase=phase))
 
+    def move_router(self, grpc_address: str, http_address: str) -> None:
+        """Writes the state again if the router is at other addresses now."""
+        assert self._state is not None, "nothing has been written yet"
+        moved = replace(self._state, grpc_address=grpc_address, http_address=http_address)
+        if moved != self._state:
+            self.write(moved)
+
 
 def is_running(name: str) -> bool:
     """Whether a process holds the lock of the cluster of this name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +14,15 @@ import typer
 
 from pd_engine.errors import EXIT_CHECK_FAILED, FailedPrecondition, InvalidArgument, shown
 from pd_engine.settings import Settings
-from pd_ops.client import ready_state
-from pd_ops.cluster.control_client import ask_controller
-from pd_ops.cluster.control_messages import SettingsRequest
+from pd_ops.cluster.control_messages import SettingsRequest, StatusRequest
 from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.commands import options
+from pd_ops.drills.access import Access, HostsAccess, LocalAccess
 from pd_ops.drills.catalog import DRILLS
 from pd_ops.drills.report import DrillResult, summary, to_markdown
 from pd_ops.drills.run import DrillPlan, DrillRunner
 from pd_ops.drills.scene import describe, steady_requests
+from pd_ops.launcher.cluster_file import read_cluster_file
 from pd_ops.output import Document, Output
 from pd_ops.verification.run import load_oracle
 
@@ -40,6 +41,12 @@ def command(
     report: Annotated[
         Path | None, typer.Option(help="Folder for drills.md and drills.json; default: no files.")
     ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The worker to break, by id; default: the busiest of the drill's role.")
+    ] = None,
+    hosts: Annotated[
+        Path | None, typer.Option(help="Launcher file: the cluster is on its hosts, whose drills need it.")
+    ] = None,
     cluster: options.ClusterName = "default",
     as_json: options.Json = False,
 ) -> None:
@@ -52,10 +59,14 @@ def command(
         raise InvalidArgument(f"a drill is one of {', '.join(DRILLS)}, or {ALL}; got {shown(name)}")
     if report is not None:
         report.mkdir(parents=True, exist_ok=True)
-    settings = asyncio.run(_drillable_settings(cluster))
+    access = LocalAccess(cluster) if hosts is None else HostsAccess(read_cluster_file(hosts), cluster, recovery)
+    asked = _Asked(
+        cluster=cluster, access=access, target=None if target is None else options.checked_worker(target),
+        num_clients=clients, num_distinct=distinct, recovery_s=recovery,
+    )
+    settings = asyncio.run(_drillable_settings(asked))
     _confirm(name, cluster, yes=yes)
-    names = list(DRILLS) if name == ALL else [name]
-    document = asyncio.run(_drill(cluster, settings, names, output, (clients, distinct, recovery)))
+    document = asyncio.run(_drill(asked, settings, _names(name, access), output))
     text = to_markdown(document, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
     if report is not None:
         (report / "drills.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -66,15 +77,30 @@ def command(
         raise typer.Exit(EXIT_CHECK_FAILED)
 
 
-async def _drillable_settings(cluster: str) -> Settings:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    cluster: str
+    access: Access
+    target: str | None
+    num_clients: int
+    num_distinct: int
+    recovery_s: float
+
+
+def _names(name: str, access: Access) -> list[str]:
+    """All: but those of hosts, where there are none."""
+    return [name] if name != ALL else [one for one, drill in DRILLS.items() if access.head or not drill.faults]
+
+
+async def _drillable_settings(asked: _Asked) -> Settings:
     """Raises:
     FailedPrecondition: the cluster is not to be broken.
     """
-    settings = Settings.model_validate(await ask_controller(cluster, SettingsRequest()))
+    settings = Settings.model_validate(await asked.access.ask(SettingsRequest(), lambda sentence: None))
     if not settings.cluster.drillable:
         raise FailedPrecondition(
-            f"the cluster {cluster!r} is not marked as drillable: start it with --drillable (cluster.drillable) if it "
-            f"may be broken on purpose"
+            f"the cluster {asked.cluster!r} is not marked as drillable: start it with --drillable "
+            f"(cluster.drillable) if it may be broken on purpose"
         )
     return settings
 
@@ -87,24 +113,20 @@ def _confirm(name: str, cluster: str, *, yes: bool) -> None:
     typer.confirm(f"Break the cluster {cluster!r} on purpose ({name})?", abort=True, err=True)
 
 
-async def _drill(
-    cluster: str, settings: Settings, names: list[str], output: Output, sizes: tuple[int, int, float]
-) -> Document:
-    document = await unless(Interrupts().first, _drill_all(cluster, settings, names, output, sizes))
+async def _drill(asked: _Asked, settings: Settings, names: list[str], output: Output) -> Document:
+    document = await unless(Interrupts().first, _drill_all(asked, settings, names, output))
     if document is None:
         raise KeyboardInterrupt
     return document
 
 
-async def _drill_all(
-    cluster: str, settings: Settings, names: list[str], output: Output, sizes: tuple[int, int, float]
-) -> dict[str, Any]:
-    num_clients, num_distinct, recovery_s = sizes
-    address = ready_state(cluster).grpc_address
-    model, info = await describe(address, recovery_s)
+async def _drill_all(asked: _Asked, settings: Settings, names: list[str], output: Output) -> dict[str, Any]:
+    address = (await asked.access.ask(StatusRequest(), output.note))["router"]["address"]
+    model, info = await describe(address, asked.recovery_s)
     plan = DrillPlan(
-        cluster=cluster, address=address, settings=settings, model=model,
-        requests=steady_requests(num_distinct, settings, model), num_clients=num_clients, recovery_s=recovery_s,
+        access=asked.access, address=address, target=asked.target, settings=settings, model=model,
+        requests=steady_requests(asked.num_distinct, settings, model), num_clients=asked.num_clients,
+        recovery_s=asked.recovery_s,
     )
     runner = DrillRunner(plan, await asyncio.to_thread(load_oracle, settings, model), output.note)
     results: list[DrillResult] = []
@@ -114,6 +136,6 @@ async def _drill_all(
         output.note(f"{name}: {'passed' if results[-1].passed else 'FAILED'} in {results[-1].seconds:.0f} s")
     roles = [worker.role for worker in info.workers]
     return summary(results, {
-        "cluster": cluster, "model": model.served_model_name, "clients": num_clients,
+        "cluster": asked.cluster, "model": model.served_model_name, "clients": asked.num_clients,
         "pools": {role: roles.count(role) for role in ("prefill", "decode")},
     })

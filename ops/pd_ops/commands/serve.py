@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +17,7 @@ from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.cluster.local import LocalCluster, RunningCluster, local_cluster
 from pd_ops.cluster.members import MemberState
 from pd_ops.commands import options
+from pd_ops.detached import start_detached
 from pd_ops.output import Document, Output
 
 
@@ -31,7 +34,15 @@ def command(
     device: options.Device = None,
     ops: options.Ops = None,
     cluster: Annotated[str | None, typer.Option(help="Name of this cluster on its host.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="Join the Ray cluster at HOST:PORT.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Join the Ray cluster at HOST:PORT; 'auto': the one of this host.")
+    ] = None,
+    by_pool: Annotated[
+        bool | None, typer.Option("--by-pool", help="Each role on the hosts of its pool, by Ray's labels.")
+    ] = None,
+    detach: Annotated[
+        Path | None, typer.Option(help="Go on in the background; this file gets what --json prints.")
+    ] = None,
     drillable: Annotated[
         bool | None, typer.Option("--drillable", help="pd-relay drill may break this cluster on purpose.")
     ] = None,
@@ -40,10 +51,16 @@ def command(
     """Start a router, prefill and decode workers, and serve until Ctrl-C, SIGTERM or `pd-relay stop`."""
     began = time.monotonic()
     output = options.start(context, as_json)
+    if detach is not None:
+        pid = start_detached(sys.argv[1:], detach.expanduser())
+        output.document({"event": "detached", "pid": pid, "file": str(detach)})
+        output.text(f"process {pid} serves in the background; it tells in {detach} when it is ready")
+        return
     overrides = options.overrides(
         model=model, prefill__workers=prefill, decode__workers=decode, router__grpc_port=grpc_port,
         router__http_port=http_port, decode__speculate=speculate, engine__dtype=dtype, engine__device=device,
         engine__ops=ops, cluster__name=cluster, cluster__ray_address=ray_address, cluster__drillable=drillable,
+        cluster__by_pool=by_pool,
     )
     settings = with_checked_model(load_settings(config, overrides))
     with local_cluster(settings) as local:
@@ -59,6 +76,7 @@ async def _serve(local: LocalCluster, output: Output, began: float) -> None:
         while (event := await unless(interrupts.first, running.controller.events.get())) is not None:
             output.document(event.to_json())
             output.note(event.sentence)
+            running.keep_addresses()
             if running.controller.router.state is MemberState.ENDED:
                 raise Unavailable("the router has died, and nobody can reach the workers without it")
         output.note("stopping (again Ctrl-C: at once)")

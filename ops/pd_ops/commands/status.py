@@ -85,6 +85,8 @@ def processes_lines(processes: Document) -> list[str]:
         + (f" ({member['last_end']})" if member["last_end"] else "")
         for member in members if member["state"] != "serving" or member["restarts"]
     ]
+    hosts = processes.get("hosts", []) if processes else []
+    lines += [f"host {host['address']}: pool {host['pool']}, {host['free_cpus']:g} CPUs free" for host in hosts]
     return lines + ([f"under way: {processes['operation']}"] if processes and processes["operation"] else [])
 
 

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pd_ops.cluster.control_messages import RollRequest
+from pd_ops.drills.hands import HostFault
+from pd_ops.drills.host_faults import cut_host, kill_head, kill_host, slow_link
 from pd_ops.drills.scene import Broken, Scene
 
 BURST_REQUESTS = 64
@@ -14,6 +16,9 @@ FILL_PROMPT_SHARE = 1 / 4  # of the context or of the caches, a prompt
 MAX_FILL_REQUESTS = 256
 FILL_CLIENTS = 4
 STALL_MARGIN_S = 2.0
+CUT_S = 12.0
+SLOW_S = 10.0
+HEAD_DOWN_S = 5.0
 ROLL_DRAIN_S = 30.0
 NO_ROLE = ""
 
@@ -28,6 +33,7 @@ class Drill:
     refuses: some requests may be answered "not now".
     is_noticed: the router must take the target for lost.
     spares_others: and nobody else, who keeps the epoch that it had.
+    faults: of hosts, that it needs.
     """
 
     sentence: str
@@ -37,6 +43,7 @@ class Drill:
     refuses: bool = False
     is_noticed: bool = True
     spares_others: bool = True
+    faults: tuple[HostFault, ...] = ()
 
 
 async def _stall(scene: Scene) -> Broken:
@@ -89,6 +96,23 @@ DRILLS: Mapping[str, Drill] = {
         sentence="The router is killed; clients ask again, and take up where they were.",
         run=lambda scene: scene.kill_router(), breaks_streams=True, refuses=True,
         spares_others=False,
+    ),
+    "kill-host": Drill(
+        sentence="The host of the busiest decode worker loses its power.", run=lambda scene: kill_host(scene, "decode"),
+        role="decode", faults=(HostFault.KILL, HostFault.BOOT),
+    ),
+    "cut-host": Drill(
+        sentence="The host of the busiest decode worker is cut from the network, and comes back.",
+        run=lambda scene: cut_host(scene, "decode", CUT_S), role="decode", faults=(HostFault.CUT, HostFault.HEAL),
+    ),
+    "slow-link": Drill(
+        sentence="The link of the busiest decode worker's host is slow for a while; nobody is taken for lost.",
+        run=lambda scene: slow_link(scene, "decode", SLOW_S), is_noticed=False,
+        faults=(HostFault.SLOW, HostFault.FAST),
+    ),
+    "kill-head": Drill(
+        sentence="The head loses its power, and comes back: nothing else notices.",
+        run=lambda scene: kill_head(scene, HEAD_DOWN_S), is_noticed=False, faults=(HostFault.KILL, HostFault.BOOT),
     ),
     "stall-worker": Drill(
         sentence="The busiest decode worker stands still for longer than router.worker_silence_ms, and goes on.",

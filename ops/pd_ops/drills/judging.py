@@ -23,6 +23,7 @@ class Observed:
     differences: from one process, by id() of what was asked.
     sizes: ready workers by role before anything was broken.
     full_s: when as many were ready again; None: not in time.
+    is_mended: whether what the cluster did without is back; None: there was nothing.
     """
 
     asked: Sequence[Asked]
@@ -33,6 +34,7 @@ class Observed:
     sightings: Sequence[Sighting]
     broken: Broken
     full_s: float | None
+    is_mended: bool | None
 
 
 def judge(name: str, drill: Drill, seen: Observed, seconds: float) -> DrillResult:
@@ -93,8 +95,11 @@ def _expectations(drill: Drill, seen: Observed, figures: Figures) -> list[Expect
         expectations.append(
             Expectation(name="the router notices", is_met=figures.detection_s is not None, found=found)
         )
+    if seen.is_mended is not None:
+        found = "yes" if seen.is_mended else "not in time"
+        expectations.append(Expectation(name="all hosts are back", is_met=seen.is_mended, found=found))
     if drill.spares_others:
-        others = falsely_lost(seen.sightings, {seen.broken.target or ""}, seen.broken.at_s)
+        others = falsely_lost(seen.sightings, {seen.broken.target or "", *seen.broken.also}, seen.broken.at_s)
         expectations.append(Expectation(
             name="nobody else is taken for lost", is_met=not others, found=", ".join(others) or "nobody"
         ))

@@ -13,6 +13,7 @@ from pd_engine.contracts import api_pb2
 from pd_engine.errors import PdRelayError
 from pd_engine.settings import Settings
 from pd_ops.client import RouterClient, router_client
+from pd_ops.drills.access import Access
 from pd_ops.drills.catalog import DRILLS, Drill
 from pd_ops.drills.judging import Observed, judge
 from pd_ops.drills.observer import Observer, seen_full, seen_lost
@@ -35,8 +36,9 @@ class DrillPlan:
     recovery_s: in which the pools must be whole again, and a request answered.
     """
 
-    cluster: str
+    access: Access
     address: str
+    target: str | None
     settings: Settings
     model: api_pb2.GetModelInfoResponse
     requests: list[Request]
@@ -61,12 +63,13 @@ class DrillRunner:
         FailedPrecondition: the cluster lacks what the drill breaks.
         """
         drill, plan, began = DRILLS[name], self._plan, time.monotonic()
+        plan.access.hands.check(*drill.faults)
         traffic = Traffic(
             plan.address, plan.requests, num_clients=plan.num_clients, give_up_s=plan.recovery_s
         )
         scene = Scene(
-            cluster=plan.cluster, address=plan.address, settings=plan.settings, model=plan.model, traffic=traffic,
-            note=self._note, give_up_s=plan.recovery_s,
+            access=plan.access, address=plan.address, settings=plan.settings, model=plan.model, traffic=traffic,
+            note=self._note, give_up_s=plan.recovery_s, target=plan.target,
         )
         async with router_client(plan.address) as client, _in_background(Observer(plan.address)) as observer:
             await observer.wait_sighting()
@@ -75,6 +78,7 @@ class DrillRunner:
                 await traffic.wait_done(plan.num_clients)
                 broken = await drill.run(scene)
                 full_s = await self._recovered(observer, drill, broken, sizes)
+                is_mended = None if broken.mend is None else await broken.mend()
                 await traffic.wait_done(plan.num_clients)
             num_leaked = await self._leaked(client)
         self._note("comparing with one process")
@@ -82,7 +86,7 @@ class DrillRunner:
         differences = await asyncio.to_thread(self._compare, traffic, scene)
         seen = Observed(
             asked=asked, steady=traffic.asked, differences=differences, num_leaked_blocks=num_leaked, sizes=sizes,
-            sightings=observer.sightings, broken=broken, full_s=full_s,
+            sightings=observer.sightings, broken=broken, full_s=full_s, is_mended=is_mended,
         )
         return judge(name, drill, seen, time.monotonic() - began)
 

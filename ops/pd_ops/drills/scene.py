@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +15,8 @@ from pd_engine.errors import FailedPrecondition, Unavailable
 from pd_engine.settings import Settings
 from pd_engine.text.defaults import SamplingFields
 from pd_ops.client import router_client
-from pd_ops.cluster.control_client import ask_controller
 from pd_ops.cluster.control_messages import Request as ControlRequest
+from pd_ops.drills.access import Access
 from pd_ops.drills.traffic import Traffic
 from pd_ops.request_options import TokensPrompt
 from pd_ops.verification.cases import CaseLimits, make_cases
@@ -36,6 +35,8 @@ class Broken:
         target: the worker, or None: the router or no process in particular.
         epoch: of the target's life; empty if there is none.
         is_over_s: when the cluster was left to itself again.
+        also: other workers that were hit with the target.
+        mend: makes whole what the cluster could do without, once it has recovered; whether it could.
         details: sentences for the report.
     """
 
@@ -43,6 +44,8 @@ class Broken:
     target: str | None = None
     epoch: str = ""
     is_over_s: float
+    also: tuple[str, ...] = ()
+    mend: Callable[[], Awaitable[bool]] | None = None
     details: tuple[str, ...] = ()
 
 
@@ -52,27 +55,31 @@ class Scene:
 
     Attributes:
         model: as its router describes it.
+        target: the worker to break, by id; None: the busiest of the drill's role.
         extra: further traffic that a drill has sent.
         rng: for choices that shall be the same in each run.
     """
 
-    cluster: str
+    access: Access
     address: str
     settings: Settings
     model: api_pb2.GetModelInfoResponse
     traffic: Traffic
     note: Callable[[str], None]
     give_up_s: float
+    target: str | None = None
     extra: list[tuple[Traffic, list[Request]]] = field(default_factory=list)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
     async def busiest(self, role: str) -> api_pb2.WorkerStatus:
-        """Raises:
-        FailedPrecondition: no worker of that role is ready.
+        """Or the target, if one is named.
+
+        Raises:
+            FailedPrecondition: no such worker of that role is ready.
         """
-        ready = await self._ready(role)
+        ready = [one for one in await self._ready(role) if self.target in (None, one.id)]
         if not ready:
-            raise FailedPrecondition(f"no {role} worker is ready")
+            raise FailedPrecondition(f"no {role} worker{f' {self.target}' if self.target else ''} is ready")
         return max(ready, key=lambda worker: (worker.num_running + worker.num_waiting, worker.id))
 
     async def num_cache_tokens(self, role: str) -> int:
@@ -80,40 +87,45 @@ class Scene:
         return sum(worker.num_blocks_total for worker in await self._ready(role)) * self.model.block_size
 
     async def _ready(self, role: str) -> list[api_pb2.WorkerStatus]:
-        info = await self._server_info()
+        info = await self.server_info()
         return [worker for worker in info.workers if worker.role == role and worker.state == "ready"]
 
-    async def _server_info(self) -> api_pb2.GetServerInfoResponse:
+    async def server_info(self) -> api_pb2.GetServerInfoResponse:
         _, info = await describe(self.address, self.give_up_s)
         return info
 
     async def ask_controller(self, request: ControlRequest) -> dict[str, Any]:
-        return await ask_controller(self.cluster, request, self.note)
+        return await self.access.ask(request, self.note)
 
     async def kill(self, role: str) -> Broken:
         """The busiest worker of that role, while an answer streams."""
         await self.traffic.wait_streaming()
         worker = await self.busiest(role)
         self.note(f"killing {worker.id} (process {worker.pid})")
-        return _killed(worker.pid, worker.id, worker.epoch)
+        return await self._killed(host_of(worker.address), worker.pid, worker.id, worker.epoch)
 
     async def kill_router(self) -> Broken:
         await self.traffic.wait_streaming()
-        pid = (await self._server_info()).router_pid
+        pid = (await self.server_info()).router_pid
         self.note(f"killing the router (process {pid})")
-        return _killed(pid, None, "")
+        return await self._killed(host_of(self.address), pid, None, "")
+
+    async def _killed(self, host: str, pid: int, target: str | None, epoch: str) -> Broken:
+        at_s = time.monotonic()
+        await self.access.hands.signal(host, pid, signal.SIGKILL)
+        return Broken(at_s=at_s, target=target, epoch=epoch, is_over_s=at_s)
 
     async def stall(self, role: str, seconds: float) -> Broken:
         """The busiest worker of that role stands still for so long."""
         await self.traffic.wait_streaming()
         worker = await self.busiest(role)
         self.note(f"stopping {worker.id} (process {worker.pid}) for {seconds:g} s")
-        at_s = time.monotonic()
-        os.kill(worker.pid, signal.SIGSTOP)
+        at_s, hands, host = time.monotonic(), self.access.hands, host_of(worker.address)
+        await hands.signal(host, worker.pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
         finally:
-            os.kill(worker.pid, signal.SIGCONT)
+            await hands.signal(host, worker.pid, signal.SIGCONT)
         return Broken(
             at_s=at_s, target=worker.id, epoch=worker.epoch, is_over_s=time.monotonic(),
             details=(f"it stood still for {seconds:g} s",),
@@ -163,10 +175,9 @@ async def describe(
             await asyncio.sleep(RETRY_S)
 
 
-def _killed(pid: int, target: str | None, epoch: str) -> Broken:
-    at_s = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    return Broken(at_s=at_s, target=target, epoch=epoch, is_over_s=at_s)
+def host_of(address: str) -> str:
+    """Of "host:port"."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def steady_requests(count: int, settings: Settings, model: api_pb2.GetModelInfoResponse) -> list[Request]:

@@ -1,0 +1,121 @@
+"""A cluster of many hosts from its launcher file: brought up, watched until it serves, and taken down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pd_engine.errors import FailedPrecondition, Unavailable, from_code
+from pd_ops.launcher.cluster_file import ClusterFile
+from pd_ops.launcher.host_provider import host_state_file
+from pd_ops.launcher.remote_shell import on_all
+
+SERVE_FILE = "~/pd-relay-serve.jsonl"  # as the head's start commands name it
+LAUNCH_TIMEOUT_S = 3600.0  # setup on the head: an environment is made there the first time
+END_TIMEOUT_S = 120.0
+POLL_S = 0.5
+MAX_SHOWN_LINES = 12
+
+Tell = Callable[[str], None]
+
+
+def bring_up(file: ClusterFile, timeout_s: float, tell: Tell) -> dict[str, Any]:
+    """Returns what `serve` said when it was ready.
+
+    Raises:
+        Unavailable: hosts are not reached, all of them named; or nothing serves in time.
+        FailedPrecondition: Ray's launcher failed.
+        PdRelayError: that `serve` ended with.
+    """
+    check_reach(file, tell)
+    tell("starting Ray on the head; it starts the others")
+    _ray("up", "-y", "--no-config-cache", str(file.path))
+    tell("waiting for the hosts, and for the workers on them")
+    return _wait_ready(file, timeout_s, tell)
+
+
+def check_reach(file: ClusterFile, tell: Tell) -> None:
+    """Raises:
+    Unavailable: the head, or more hosts of a kind than it can spare, are not reached.
+    """
+    answers = on_all(file.hosts, lambda host: file.shell.run(host, "true"))
+    missing = {host: str(answer) for host, answer in answers.items() if not isinstance(answer, str)}
+    for kind in file.node_types:
+        out = [missing[host] for host in kind.hosts if host in missing]
+        if out and (kind.pool is None or len(kind.hosts) - len(out) < kind.min_workers):
+            raise Unavailable(f"{kind.name}: {'; '.join(out)}")
+        for sentence in out:
+            tell(f"{kind.name}: {sentence}; there are enough others")
+
+
+def take_down(file: ClusterFile, tell: Tell) -> dict[str, Any]:
+    """By host, the processes that were ended and those that are left. The head is first: it would start others again.
+
+    Raises:
+        Unavailable: hosts are not reached, or processes are left; all others are done by then.
+    """
+    if file.head_host is None:
+        _on_head(file, "~/pd-relay/.venv/bin/python -m pd_ops.launcher.end_host", END_TIMEOUT_S)
+        _ray("down", "-y", str(file.path))
+        return {}
+    results: dict[str, Any] = {}
+    for hosts in ([file.head_host], [host for host in file.hosts if host != file.head_host]):
+        tell(f"ending {', '.join(hosts)}")
+        results |= on_all(hosts, lambda host: file.shell.run(host, file.stop_command, timeout_s=END_TIMEOUT_S))
+    host_state_file(file.name, on_head=False).remove()
+    return _ended(results)
+
+
+def _ended(results: dict[str, Any]) -> dict[str, Any]:
+    faults = [str(answer) for answer in results.values() if not isinstance(answer, str)]
+    documents = {host: json.loads(answer.splitlines()[-1]) for host, answer in results.items()
+                 if isinstance(answer, str)}
+    faults += [f"{host} has processes left: {one['left']}" for host, one in documents.items() if one["left"]]
+    if faults:
+        raise Unavailable("; ".join(faults))
+    return documents
+
+
+def _wait_ready(file: ClusterFile, timeout_s: float, tell: Tell) -> dict[str, Any]:
+    deadline_s, num_told = time.monotonic() + timeout_s, 0
+    while time.monotonic() < deadline_s:
+        events = [json.loads(line) for line in _on_head(file, f"cat {SERVE_FILE}").splitlines()]
+        for event in events:
+            if "error" in event:
+                raise from_code(event["error"]["code"], event["error"]["message"])
+            if event.get("event") == "ready":
+                ready: dict[str, Any] = event
+                return ready
+        notes = _on_head(file, f"cat {SERVE_FILE}.log").splitlines()
+        for note in notes[num_told:]:
+            tell(note)
+        num_told = len(notes)
+        time.sleep(POLL_S)
+    raise Unavailable(f"the cluster was not ready in {timeout_s:g} s; {SERVE_FILE}.log on the head says more")
+
+
+def _on_head(file: ClusterFile, command: str, timeout_s: float = 30.0) -> str:
+    if file.head_host is not None:
+        return file.shell.run(file.head_host, command, timeout_s=timeout_s)
+    return _ray("exec", "--no-config-cache", str(file.path), command)
+
+
+def _ray(*arguments: str) -> str:
+    """Raises:
+    FailedPrecondition: it failed; with the end of what it said.
+    """
+    command: Sequence[str] = (sys.executable, "-m", "ray.scripts.scripts", *arguments)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"ray {arguments[0]} did not end in {LAUNCH_TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise FailedPrecondition(f"ray {arguments[0]} failed: {' | '.join(said[-MAX_SHOWN_LINES:])}")
+    return done.stdout

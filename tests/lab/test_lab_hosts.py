@@ -1,0 +1,86 @@
+"""A cluster of hosts, each with a network and processes of its own, by the file at the root: up, drilled, down.
+
+It needs root and Linux's namespaces, and takes a minute or more: each host starts a Ray. `make lab` runs all drills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.lab import Lab, booted_lab
+from support.lab_network import why_not
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(1_200),
+    pytest.mark.skipif(REASON is not None, reason=f"NO LAB, so nothing of many hosts is tested: {REASON}"),
+]
+HOSTS = {"head": ("head",), "router": ("router-1",), "prefill": ("prefill-1",), "decode": ("decode-1", "decode-2")}
+SETTINGS = {
+    "prefill": {"workers": 1}, "decode": {"workers": 1}, "engine": {"cache_mib": 32},
+    "cluster": {"drillable": True, "start_timeout_s": 600.0},
+    "router": {"recovery_wait_ms": 300_000},  # the only decode worker's next life, on a busy machine
+}
+UP_S = 900.0
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Five hosts, and a cluster on them that serves; one decode host is a spare. Its end is checked too."""
+    with booted_lab(tmp_path_factory.mktemp("lab"), SETTINGS, HOSTS) as lab:
+        up = lab.command("up", lab.file, "--timeout", "800", "--json", timeout_s=UP_S)
+        assert up.code == 0, up.stdout + up.stderr
+        yield lab
+        down = lab.command("down", lab.file, "--json", timeout_s=UP_S)
+        assert down.code == 0, down.stdout + down.stderr
+        assert all(not host["left"] for host in down.document["hosts"].values())
+        assert lab.network.processes() == {}
+
+
+def status(lab: Lab) -> dict[str, Any]:
+    found = lab.on_head("status", "--json")
+    assert found.code == 0, found.stderr
+    return found.document
+
+
+def drilled(lab: Lab, name: str, report: Path) -> dict[str, Any]:
+    done = lab.command(
+        "drill", name, "--hosts", lab.file, "--yes", "--clients", "1", "--distinct", "2", "--recovery", "300",
+        "--report", report, "--json", timeout_s=UP_S,
+    )
+    assert done.code == 0, done.stdout + done.stderr
+    [drill] = done.document["drills"]
+    found: dict[str, Any] = drill
+    assert (found["num_lost"], found["num_wrong"], found["num_leaked_blocks"]) == (0, 0, 0)
+    return found
+
+
+def test_every_role_is_on_a_host_of_its_pool_and_none_on_the_head(lab: Lab) -> None:
+    names = {host.address: host.name.rpartition("-")[0] for host in lab.network.hosts}
+    processes = status(lab)["processes"]
+    for member in [processes["router"], *processes["workers"]]:
+        assert names[member["address"].rpartition(":")[0]] == member["role"]
+    assert sorted(host["pool"] for host in processes["hosts"]) == ["decode", "decode", "prefill", "router"]
+
+
+def test_a_pool_grows_as_far_as_its_hosts_go(lab: Lab) -> None:
+    refused = lab.on_head("scale", "prefill=2", "--json")
+    assert (refused.code, refused.document["error"]["code"]) == (3, "resource_exhausted")
+    assert "hosts with pool=prefill, which have room for 0" in refused.document["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["kill-decode", "kill-host"])
+def test_a_drill(lab: Lab, name: str, tmp_path: Path) -> None:
+    """With one decode worker: its streams wait for the next life, on the spare if the host is gone."""
+    before = status(lab)["processes"]["workers"]
+    drill = drilled(lab, name, tmp_path)
+    after = {worker["id"]: worker for worker in status(lab)["processes"]["workers"]}
+    assert drill["targets"] == ["decode-0"]
+    assert after["prefill-0"]["address"] == before[0]["address"]
+    if name == "kill-host":
+        assert after["decode-0"]["address"].partition(":")[0] != before[1]["address"].partition(":")[0]
