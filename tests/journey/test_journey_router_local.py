@@ -183,6 +183,7 @@ async def test_no_prefill_left_and_no_degraded_service(lab: Lab, engine: Engine,
             refusing = replace(lab, router=router, api=api_pb2_grpc.PdRelayStub(channel))
             endpoints = [WorkerEndpoint(w.worker_id, w.role, w.address) for w in (lab.prefill, lab.decode)]
             await router.set_workers(endpoints)
+            await until(lambda: all(link.takes_work for link in router._registry.links()))
             await refusing.kill_prefill()
             for max_tokens in (1, 24):
                 with pytest.raises(Unavailable, match="prefill: no worker is ready"):
@@ -190,9 +191,9 @@ async def test_no_prefill_left_and_no_degraded_service(lab: Lab, engine: Engine,
             decode = router._registry.link(lab.decode.worker_id)
             assert decode is not None
             assert not decode.passengers
-            await until(lambda: lab.link_state() == "lost")
+            await until(lambda: lab.link(lab.prefill).state is LinkState.LOST)
             await lab.restart_prefill()
-            await until(lambda: refusing.link_state() == "ready")
+            await until(lambda: refusing.link(lab.prefill).takes_work)
             after = await refusing.ask(prompt(41), params(41))
             check_equal(after, engine, tokenizer, prompt(41), params(41))
             assert after.HasField("handoff")
