@@ -103,11 +103,11 @@ async def test_only_what_is_not_there_yet_is_measured(
             raise Unavailable("it did not start")
         yield Serving(url="http://localhost:1", flags=())
 
-    async def bench_serve(ready: Serving, flags: Any, log: Path, limit_s: float) -> None:
+    async def serve_turn(flags: Any, log: Path, limit_s: float) -> None:
         runs.append(tuple(flags))
 
     monkeypatch.setattr(turns, "serving", serving)
-    monkeypatch.setattr(turns, "_bench_serve", bench_serve)
+    monkeypatch.setattr(turns, "serve_turn", serve_turn)
     fill(tmp_path, System.PD_RELAY, 0.1)
     fill(tmp_path, System.ONE_POOL, 0.1)
     (run_folder(tmp_path, 1, System.ONE_POOL, 4.0) / "result.json").unlink()

@@ -74,7 +74,7 @@ def test_a_batch_steps_together() -> None:
 
 
 def test_the_same_seed_plays_the_same() -> None:
-    cost = replace(COST, decode_spread=(0.5, 1.0, 2.0), prefill_spread=(0.9, 1.3))
+    cost = replace(COST, decode_spread=(0.5, 1.0, 2.0), door_late_ms=(-2.0, 30.0))
     first, second, other = (run(POOLS, load(60, 5), cost, seed=seed) for seed in (1, 1, 2))
     assert first == second != other
 
@@ -163,6 +163,7 @@ def test_a_fit_finds_what_was_measured() -> None:
     assert cost.door_ms == pytest.approx(100, rel=0.05)
     assert cost.decode_s(1, 150) == pytest.approx(0.01, rel=0.05)
     assert max(cost.decode_spread) == pytest.approx(1.0, abs=0.05)
+    assert max(map(abs, cost.door_late_ms)) < 10
     assert steps_of(records, 1, 1.0).sequences.max() == pytest.approx(1.0)
 
 
@@ -205,7 +206,7 @@ def test_a_cost_model_is_read_as_it_was_written(tmp_path: Path) -> None:
 ])
 def test_a_broken_cost_model_is_named(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
-        CostModel.from_json({**COST.to_json(), "prefill_spread": [1.0], "decode_spread": [1.0], **change})
+        CostModel.from_json({**COST.to_json(), "door_late_ms": [-1.0], "decode_spread": [1.0], **change})
 
 
 @pytest.mark.parametrize("text", ["1", "1:0", "a:b", "4000:4000", "-1:2"])
@@ -234,4 +235,4 @@ def test_the_command_plays_all_ratios(tmp_path: Path) -> None:
 
 
 def test_the_command_needs_costs_and_pools(tmp_path: Path) -> None:
-    assert "give one of --fit RESULT and --cost FILE" in run_command("simulate", "capacity").stderr
+    assert "give one of --fit RESULT, --cost FILE and --hardware" in run_command("simulate", "capacity").stderr

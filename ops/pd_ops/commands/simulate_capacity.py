@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TTFT_MS, ITL_MS = 2000.0, 100.0
 MAX_CONTEXT = 131_072
+HARDWARE_NAMES = ("h100", "h800", "h200", "b200")
 COLUMNS = ("pools", "good", "goodput/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms", "cached", "prefill busy",
            "decode busy", "batch", "worker s/request", "front")
 
@@ -29,6 +30,14 @@ def command(
     context: typer.Context,
     fit: Annotated[Path | None, typer.Option(help="Result of bench serve, from which costs are fitted.")] = None,
     cost: Annotated[Path | None, typer.Option(help="Cost model, as --write-cost writes it.")] = None,
+    hardware: Annotated[str | None, typer.Option(help=f"Costs by data sheet: {', '.join(HARDWARE_NAMES)}.")] = None,
+    model: Annotated[str, typer.Option(help="Of --hardware: as of pd-relay capacity.")] = "deepseek-v3",
+    prefill_devices: Annotated[int, typer.Option(min=1, help="Of --hardware: devices of a prefill worker.")] = 32,
+    decode_devices: Annotated[int, typer.Option(min=1, help="Of --hardware: devices of a decode worker.")] = 144,
+    efficiency: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of --hardware: share of the data sheet's rates.")
+    ] = 1.0,
+    tokens_per_step: Annotated[float, typer.Option(min=1, max=16, help="Of --hardware: with accepted drafts.")] = 1.0,
     write_cost: Annotated[Path | None, typer.Option(help="File to write the cost model to.")] = None,
     pools: Annotated[list[str] | None, typer.Option(help="P:D, prefill and decode workers; repeatable.")] = None,
     workers: Annotated[int | None, typer.Option(min=2, max=64, help="All ratios of so many workers.")] = None,
@@ -66,7 +75,10 @@ def command(
     from pd_ops.sizing.study import compared, front, parse_failure
 
     about = identity()
-    costs = _costs(fit, cost)
+    costs = _costs(fit, cost, hardware, {
+        "model": model, "prefill_devices": prefill_devices, "decode_devices": decode_devices, "efficiency": efficiency,
+        "tokens_per_step": tokens_per_step,
+    })
     if write_cost is not None:
         write_cost.write_text(json.dumps(costs.to_json(), indent=1) + "\n", encoding="utf-8")
     measured = read_result(replay) if replay is not None else None
@@ -96,17 +108,23 @@ def command(
     output.text(_text(document))
 
 
-def _costs(fit: Path | None, cost: Path | None) -> CostModel:
+def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment: Document) -> CostModel:
     from pd_ops.bench.serve.result import read_result
+    from pd_ops.capacity.named import architecture
     from pd_ops.sizing.cost_model import read_cost
     from pd_ops.sizing.fitting import fit as fitted
+    from pd_ops.sizing.roofline import HARDWARE, Deployment, roofline
 
-    if (fit is None) == (cost is None):
-        raise InvalidArgument("give one of --fit RESULT and --cost FILE: what work takes has to be known")
+    if sum(one is not None for one in (fit, cost, hardware)) != 1:
+        raise InvalidArgument("give one of --fit RESULT, --cost FILE and --hardware: what work takes has to be known")
     if fit is not None:
         return fitted(read_result(fit))
-    assert cost is not None
-    return read_cost(cost)
+    if cost is not None:
+        return read_cost(cost)
+    if hardware not in HARDWARE_NAMES:
+        raise InvalidArgument(f"--hardware must be {', '.join(HARDWARE_NAMES)}, got {str(hardware)[:40]!r}")
+    model = architecture(deployment.pop("model"))
+    return roofline(model, Deployment(hardware=HARDWARE[hardware], **deployment))
 
 
 def _study(

@@ -31,8 +31,9 @@ class CostModel:
         handoff_ms: from when a prompt has been computed until its sequence may join a batch.
         tokens_per_step: that a sequence gets of a decode step: 1, and accepted drafts.
         bytes_per_slot: of the cache, to turn memory into room; 0: not known.
-        prefill_spread, decode_spread: what a prompt, and a step, took of what it should have taken: quantiles in equal
-            steps, from which one is drawn each time.
+        door_late_ms: by how much first tokens come later than that all adds up to, or earlier where it is below 0.
+        decode_spread: what a step takes of what it should take. Both are quantiles in equal steps, from which one is
+            drawn each time.
     """
 
     source: str
@@ -46,7 +47,7 @@ class CostModel:
     handoff_ms: float = 0.0
     tokens_per_step: float = 1.0
     bytes_per_slot: int = 0
-    prefill_spread: tuple[float, ...] = (1.0,)
+    door_late_ms: tuple[float, ...] = (0.0,)
     decode_spread: tuple[float, ...] = (1.0,)
 
     def prefill_s(self, chunks: Sequence[tuple[int, int]]) -> float:
@@ -87,10 +88,10 @@ class CostModel:
 def _value(name: str, value: object) -> object:
     if name == "source":
         return str(value)[:500]
-    if name.endswith("_spread"):
+    if name in ("door_late_ms", "decode_spread"):
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_QUANTILES:
             raise ValueError(f"{name} must be a list of 1 to {MAX_QUANTILES} numbers")
-        return tuple(_number(name, each) for each in value)
+        return tuple(_number(name, each, least=-1e12 if name == "door_late_ms" else 0.0) for each in value)
     if name == "bytes_per_slot":
         return int(_number(name, value))
     number = _number(name, value)
@@ -99,9 +100,9 @@ def _value(name: str, value: object) -> object:
     return number
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise ValueError(f"{name} must be a number, 0 or more, got {str(value)[:40]}")
+def _number(name: str, value: object, least: float = 0.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e12:
+        raise ValueError(f"{name} must be a number, {least:g} or more, got {str(value)[:40]}")
     return float(value)
 
 
@@ -122,15 +123,15 @@ def read_cost(path: Path) -> CostModel:
 
 
 class Dice:
-    """Draws how much slower or faster than expected things are, from a seed."""
+    """Draws how much later or earlier than expected things are, from a seed."""
 
     def __init__(self, cost: CostModel, seed: int) -> None:
         self._random = Random(f"sizing/{seed}")
-        self._prefill = cost.prefill_spread
+        self._door = cost.door_late_ms
         self._decode = cost.decode_spread
 
-    def prefill(self) -> float:
-        return self._drawn(self._prefill)
+    def door_late_ms(self) -> float:
+        return self._drawn(self._door)
 
     def decode(self) -> float:
         return self._drawn(self._decode)

@@ -101,8 +101,7 @@ class SimulatedDecode:
         if len(self.work):
             num_tokens = self._budget.chunk_tokens(decode_s if size else None)
             if num_tokens:
-                expected_s, count = self.work.begin(num_tokens)
-                chunk_s = expected_s * self._dice.prefill()
+                chunk_s, count = self.work.begin(num_tokens)
                 if size:
                     self._budget.note_chunk(count, chunk_s)
         if not size and not chunk_s:

@@ -64,7 +64,7 @@ def fit(result: Result) -> CostModel:
         door_ms=rate.fixed_ms, prefill_ms_per_token=max(rate.ms_per_token, 1e-6), decode_step_ms=base_ms,
         decode_ms_per_sequence=sequence_ms, decode_ms_per_slot=slot_ms, handoff_ms=statistics.median(late_ms),
         tokens_per_step=tokens_per_step, decode_spread=_spread(steps.ms / np.maximum(expected, 1e-9)),
-        prefill_spread=_spread(np.array(_prefill_ratios(known, rate.fixed_ms, rate.ms_per_token) or [1.0])),
+        door_late_ms=_spread(np.array(_late_ms(known, rate.fixed_ms, rate.ms_per_token) or [0.0])),
     )
 
 
@@ -123,17 +123,16 @@ def plane(steps: Steps) -> tuple[float, float, float]:
     return values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0)
 
 
-def _prefill_ratios(records: Sequence[Record], fixed_ms: float, ms_per_token: float) -> list[float]:
-    """What prompts took of what they should have, where the endpoint tells that nothing waited before them."""
-    ratios = []
+def _late_ms(records: Sequence[Record], fixed_ms: float, ms_per_token: float) -> list[float]:
+    """By how much first tokens were later than the line, where the endpoint tells that nothing waited before them."""
+    late = []
     for record in records:
-        expected = ms_per_token * uncached_tokens(record)
-        if record.queue_ms is not None and record.queue_ms <= 0.1 * expected:
-            took_ms = 1e3 * (record.arrivals[0][0] - record.sent_s) - fixed_ms
-            ratios.append(max(0.1, took_ms / max(expected, 1e-9)))
-    return ratios if len(ratios) >= FEWEST_REQUESTS else []
+        expected_ms = fixed_ms + ms_per_token * uncached_tokens(record)
+        if record.queue_ms is not None and record.queue_ms <= 0.1 * expected_ms:
+            late.append(1e3 * (record.arrivals[0][0] - record.sent_s) - expected_ms)
+    return late if len(late) >= FEWEST_REQUESTS else []
 
 
-def _spread(ratios: Floats) -> tuple[float, ...]:
+def _spread(values: Floats) -> tuple[float, ...]:
     shares = np.linspace(EDGE, 1 - EDGE, NUM_QUANTILES)
-    return tuple(round(float(value), 4) for value in np.quantile(ratios, shares))
+    return tuple(round(float(value), 4) for value in np.quantile(values, shares))

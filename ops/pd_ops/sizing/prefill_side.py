@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_ops.sizing.cache import SimulatedCache
-from pd_ops.sizing.cost_model import CostModel, Dice
+from pd_ops.sizing.cost_model import CostModel
 from pd_ops.sizing.prompt_work import Job, PromptWork
 from pd_router.pools import WorkerView
 from pd_router.worker_load import WorkerLoad
@@ -17,7 +17,7 @@ class SimulatedPrefill:
     """
 
     def __init__(
-        self, worker_id: str, cost: CostModel, dice: Dice, cache: SimulatedCache, *, chunk_tokens: int
+        self, worker_id: str, cost: CostModel, cache: SimulatedCache, *, chunk_tokens: int
     ) -> None:
         self.worker_id = worker_id
         self.load = WorkerLoad()
@@ -28,7 +28,6 @@ class SimulatedPrefill:
         self.busy_s = 0.0
         self.is_busy = False
         self._cost = cost
-        self._dice = dice
         self._chunk_tokens = chunk_tokens
         self._tokens_per_s = cost.tokens_per_s_of_prefill
         self.report()
@@ -37,8 +36,7 @@ class SimulatedPrefill:
         """Seconds of its next step; None: it is busy, or has nothing to do."""
         if self.is_busy or not len(self.work) or not self.is_up:
             return None
-        expected_s, num_tokens = self.work.begin(self._chunk_tokens)
-        seconds = expected_s * self._dice.prefill()
+        seconds, num_tokens = self.work.begin(self._chunk_tokens)
         self.is_busy = True
         self.busy_s += seconds
         if seconds > 0:

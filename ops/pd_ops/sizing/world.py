@@ -38,9 +38,9 @@ class World:
         self._cost = cost
         self._travellers = travellers
         self._index = PrefixIndex(max_entries=max(1, (pools.prefill + pools.decode) * pools.num_blocks))
-        dice = Dice(cost, seed)
+        self._dice = dice = Dice(cost, seed)
         self._prefill = Pool(
-            [SimulatedPrefill(name, cost, dice, self._cache(name), chunk_tokens=pools.chunk_tokens)
+            [SimulatedPrefill(name, cost, self._cache(name), chunk_tokens=pools.chunk_tokens)
              for name in (f"prefill-{n}" for n in range(pools.prefill))],
             lambda worker: worker.view(pools.num_blocks),
         )
@@ -179,7 +179,7 @@ class World:
         traveller = self._placed.get(job.number)
         if traveller is None:  # its decode worker has died meanwhile
             return
-        at_s = now_s + self._cost.door_ms / 1e3
+        at_s = now_s + max(0.0, self._cost.door_ms + self._dice.door_late_ms()) / 1e3
         traveller.note_first(at_s, job.num_cached)
         if traveller.num_left <= 0:
             if traveller.decode_worker:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pd_engine.errors import FailedPrecondition, InvalidArgument, PdRelayError
+from pd_engine.errors import InvalidArgument, PdRelayError
 from pd_engine.model.config import ModelConfig
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.serve.result import RESULT_FILE
+from pd_ops.bench.serve_turn import WARM_UP, serve_turn
 from pd_ops.bench.side_by_side.long_prompt import LONG_PROMPT, disturb
 from pd_ops.bench.side_by_side.systems import Serving, Stage, System, serving
 
 PLAN_FILE, STALL_FILE, FAILED_FILE = "plan.json", "long_prompts.json", "failed.txt"
-WARM_UP = ("--requests", "8", "--concurrency", "4", "--kind", "short", "--length-scale", "0.3")
-INTERRUPT_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +93,7 @@ async def _turn(
     wants_long: bool, note: Callable[[str], None],
 ) -> None:
     mine = turn_folder(folder, number, system)
-    await _bench_serve(ready, WARM_UP, mine / "warm-up.log", plan.limit_s)
+    await serve_turn((*ready.flags, *WARM_UP), mine / "warm-up.log", plan.limit_s)
     for rate in rates:
         note(f"round {number}: {system.value}, {rate:g} requests a second")
         flags = (
@@ -107,7 +102,7 @@ async def _turn(
             str(plan.ttft_target_ms), "--itl-target-ms", str(plan.itl_target_ms), "--out",
             str(run_folder(folder, number, system, rate)),
         )
-        await _bench_serve(ready, flags, mine / f"rate-{rate:g}.log", plan.limit_s)
+        await serve_turn((*ready.flags, *flags), mine / f"rate-{rate:g}.log", plan.limit_s)
     if wants_long:
         note(f"round {number}: {system.value}, prompts of {LONG_PROMPT} tokens beside running answers")
         found = await disturb(
@@ -115,29 +110,3 @@ async def _turn(
             vocab_size=ModelConfig.load(stage.model).vocab_size, salt=f"round {number}",
         )
         (mine / STALL_FILE).write_text(json.dumps(found.to_json()) + "\n", encoding="utf-8")
-
-
-async def _bench_serve(ready: Serving, flags: Sequence[str], log: Path, limit_s: float) -> None:
-    """In a process of its own, interrupted after `limit_s`.
-
-    Raises:
-        FailedPrecondition: it failed.
-    """
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pd_ops.cli", "bench", "serve", *ready.flags, *flags,
-            stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-        )
-    try:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), limit_s)
-        if process.returncode is None:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), INTERRUPT_GRACE_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode not in (0, 130):
-        raise FailedPrecondition(f"bench serve ended with {process.returncode}: see {log.name} in {log.parent}")
