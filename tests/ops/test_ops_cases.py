@@ -7,6 +7,7 @@ import pytest
 from pd_ops.request_options import TextPrompt, TokensPrompt
 from pd_ops.verification.cases import MAX_NEW_TOKENS, Case, CaseLimits, Phase, make_cases
 from pd_ops.verification.pressed import MAX_DEMAND_TOKENS, NUM_AT_ONCE, pressed_cases
+from pd_ops.verification.resumed import resumed_cases
 from pd_ops.verification.splits import split_cases
 from pd_ops.verification.warm import FinishedCase, warm_cases
 
@@ -123,3 +124,16 @@ def test_pressed_cases_outgrow_the_room_together_but_none_does_alone(num_room_to
 
 def test_a_large_room_is_not_outgrown() -> None:
     assert not pressed_cases(MAX_DEMAND_TOKENS, 0, 1, LIMITS)
+
+
+def test_resumed_cases_begin_after_every_token_of_the_longest_answers_of_each_mode() -> None:
+    cases = make_cases(4, 1, LIMITS)
+    earlier = [finished(case.number, 9, 5 + case.number) for case in cases]
+    assert len({case.mode for case in cases}) == 4
+    resumed = resumed_cases(cases, earlier, 2, 30)
+    assert [case.number for case in resumed] == list(range(30, 30 + 9 + 8))
+    by_base = {base: [case for case in resumed if case.follows == base] for base in (3, 2)}
+    for base, again in by_base.items():
+        assert [case.emitted for case in again] == [earlier[base].token_ids[:count] for count in range(6 + base)]
+        assert all(case.prompt == TokensPrompt(token_ids=earlier[base].prompt_ids) for case in again)
+        assert all(case.sampling.seed == cases[base].sampling.seed and case.sampling.logprobs is None for case in again)

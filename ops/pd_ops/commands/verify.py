@@ -33,6 +33,7 @@ def command(
     warm: Annotated[
         int | None, typer.Option(min=0, help="Then requests that find these in the caches.  [default: half as many]")
     ] = None,
+    resumed: Annotated[int, typer.Option(min=0, help="Then answers that are resumed from every index.")] = 2,
     splits: Annotated[
         int, typer.Option(min=0, help="Then prompts of which every split between cached and new is run.")
     ] = 1,
@@ -63,8 +64,8 @@ def command(
     )
     settings = with_checked_model(load_settings(config, overrides))
     plan = VerificationPlan(
-        count=count, num_warm=count // 2 if warm is None else warm, num_splits=splits, presses=press, seed=seed,
-        concurrency=concurrency,
+        count=count, num_warm=count // 2 if warm is None else warm, num_resumed=resumed, num_splits=splits,
+        presses=press, seed=seed, concurrency=concurrency,
     )
     if against is None and config is None:
         settings = _with_small_room(settings)

@@ -31,6 +31,7 @@ class Phase(Enum):
     COLD = "cold"  # it uses nothing of what is cached
     WARM = "warm"  # blocks of the case that it follows, and of others
     SPLIT = "split"  # the first k tokens of its prompt, for every k, or nothing that it could use
+    RESUMED = "resumed"  # a client that has some of the tokens already
     PRESSED = "pressed"  # a decode pool that has no room for all that run
 
 
@@ -42,6 +43,7 @@ class Case:
         prompt: at least one token, and room for its new tokens behind it.
         follows: number of the case on whose workers it runs; None: on any.
         cache_salt: what it shares cached blocks with has the same.
+        emitted: the first tokens of the answer, if the client has them; None: it has not asked before.
     """
 
     number: int
@@ -50,6 +52,7 @@ class Case:
     phase: Phase = Phase.COLD
     follows: int | None = None
     cache_salt: str = ""
+    emitted: tuple[int, ...] | None = None
 
     @property
     def is_greedy(self) -> bool:

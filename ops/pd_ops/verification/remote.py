@@ -4,6 +4,7 @@ or computed at the decode worker; with cold caches or warm ones; checksums repor
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,9 +21,14 @@ LOCAL_EVERY = 3  # not as the modes of the cases: each meets both
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
+    """Attributes:
+    emitted: the first tokens of the answer, which the client has from elsewhere; None: it has not asked before.
+    """
+
     prompt: Prompt
     sampling: SamplingFields
     cache_salt: str = ""
+    emitted: tuple[int, ...] | None = None
 
 
 def worker_pairs(info: api_pb2.GetServerInfoResponse) -> list[Pair]:
@@ -75,6 +81,14 @@ def warm_placement(cold: api_pb2.Placement) -> api_pb2.Placement:
     return warm
 
 
+def _message(request: Request, placement: api_pb2.Placement) -> api_pb2.GenerateRequest:
+    message = to_request(request.prompt, request.sampling, placement=placement, cache_salt=request.cache_salt)
+    if request.emitted is not None:
+        message.request_id = f"verify-{uuid.uuid4().hex}"  # that no router knows: it goes on, it does not look up
+        message.resume_output_ids.add(ids=request.emitted)
+    return message
+
+
 async def run_remote(
     client: RouterClient, requests: Sequence[Request], placements: Sequence[api_pb2.Placement], *, concurrency: int,
     on_done: Callable[[int], None] = lambda count: None,
@@ -94,9 +108,7 @@ async def run_remote(
     async def run(request: Request, placement: api_pb2.Placement) -> Completion:
         nonlocal num_done
         async with turn:
-            completion = await client.complete(
-                to_request(request.prompt, request.sampling, placement=placement, cache_salt=request.cache_salt)
-            )
+            completion = await client.complete(_message(request, placement))
         num_done += 1
         on_done(num_done)
         return completion

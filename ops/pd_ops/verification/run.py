@@ -1,6 +1,6 @@
 """One verification run: the cases through a cluster, handed over or computed at the decode worker; first over cold
-caches, then some that begin like these over what they have left, every split of a prompt between cached and new, and
-more at once than the room; then all of them in this process, and compared."""
+caches, then some that begin like these over what they have left, answers resumed from every index, every split of a
+prompt between cached and new, and more at once than the room; then all of them in this process, and compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pd_ops.client import Completion, RouterClient, router_client
 from pd_ops.monolithic import Monolithic, Questions
 from pd_ops.verification.cases import Case, CaseLimits, Phase, make_cases
 from pd_ops.verification.oracle import expected_outcome
-from pd_ops.verification.outcome import first_difference, outcome_of
+from pd_ops.verification.outcome import answer_difference, first_difference, outcome_of
 from pd_ops.verification.pressed import pressed_cases
 from pd_ops.verification.remote import (
     Pair,
@@ -29,6 +29,7 @@ from pd_ops.verification.remote import (
     worker_pairs,
 )
 from pd_ops.verification.report import CheckedCase, Report
+from pd_ops.verification.resumed import resumed_cases
 from pd_ops.verification.splits import split_cases
 from pd_ops.verification.warm import FinishedCase, warm_cases
 
@@ -44,12 +45,14 @@ class VerificationPlan:
     Attributes:
         count: over cold caches, `concurrency` at a time.
         num_warm: then over warm ones.
+        num_resumed: answers that are resumed from every index.
         num_splits: prompts of which every split between cached and new is run.
         presses: whether the room of a decode worker is outgrown, if it is small enough.
     """
 
     count: int
     num_warm: int
+    num_resumed: int
     num_splits: int
     presses: bool
     seed: int
@@ -109,9 +112,13 @@ async def verify(address: str, settings: Settings, plan: VerificationPlan, note:
         note(f"{plan.count} requests through {len(pairs)} pairs of workers, {plan.concurrency} at a time")
         cases = make_cases(plan.count, plan.seed, limits)
         await asked.ask("cluster", cases, verified_placements(pairs, len(cases)), plan.concurrency)
+        finished = asked.finished(oracle)
         note(f"{plan.num_warm} that begin like these, over what is cached")
-        warm = warm_cases(asked.finished(oracle), plan.num_warm, plan.seed, limits)
+        warm = warm_cases(finished, plan.num_warm, plan.seed, limits)
         await asked.ask_followers("warm", warm, plan.concurrency)
+        resumed = resumed_cases(cases, finished, plan.num_resumed, len(asked.cases))
+        note(f"{plan.num_resumed} answers resumed from {len(resumed)} indices")
+        await asked.ask_followers("resumed", resumed, plan.concurrency)
         await _ask_splits(asked, pairs, plan, limits, note)
         num_moves = await _ask_pressed(asked, client, pairs[0], plan, limits, note) if plan.presses else None
     note("the same in this process")
@@ -120,10 +127,13 @@ async def verify(address: str, settings: Settings, plan: VerificationPlan, note:
     for case, completion, place in zip(asked.cases, asked.completions, asked.placements, strict=True):
         expected = await asyncio.to_thread(expected_outcome, oracle, _request(case))
         got = outcome_of(completion.complete)
-        difference = first_difference(
-            expected, got, bytes_per_token=info.bytes_per_token,
-            shared_block_tokens=None if case.phase is Phase.COLD else info.block_size, is_local=is_local(place),
-        )
+        if case.phase is Phase.RESUMED:  # what is handed over holds emitted tokens too
+            difference = answer_difference(expected, got)
+        else:
+            difference = first_difference(
+                expected, got, bytes_per_token=info.bytes_per_token,
+                shared_block_tokens=None if case.phase is Phase.COLD else info.block_size, is_local=is_local(place),
+            )
         checked.append(CheckedCase(case=case, expected=expected, got=got, difference=difference))
         progress(len(checked))
     return Report(
@@ -187,7 +197,9 @@ def _finished(oracle: Monolithic, case: Case, completion: Completion) -> Finishe
 
 
 def _request(case: Case) -> Request:
-    return Request(prompt=case.prompt, sampling=case.sampling, cache_salt=case.cache_salt)
+    return Request(
+        prompt=case.prompt, sampling=case.sampling, cache_salt=case.cache_salt, emitted=case.emitted,
+    )
 
 
 def _progress(note: Note, where: str, total: int) -> Callable[[int], None]:
