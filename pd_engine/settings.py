@@ -208,6 +208,44 @@ class ClusterSettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of every process")
 
 
+TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
+
+
+class SchedulePeriod(Section):
+    """Other bounds for a part of the day, by the clock of the host where `pd-relay autoscale` runs. None: as else."""
+
+    begin: str = Field(pattern=TIME_OF_DAY)
+    end: str = Field(pattern=TIME_OF_DAY)
+    prefill_least: int | None = Field(None, ge=1, le=1024)
+    prefill_most: int | None = Field(None, ge=1, le=1024)
+    decode_least: int | None = Field(None, ge=1, le=1024)
+    decode_most: int | None = Field(None, ge=1, le=1024)
+
+
+class AutoscaleSettings(Section):
+    """What `pd-relay autoscale` keeps to; nothing else reads it."""
+
+    prefill_least: int = Field(1, ge=1, le=1024, description="workers of this pool at least")
+    prefill_most: int = Field(4, ge=1, le=1024, description="at most; the least stands over it")
+    decode_least: int = Field(1, ge=1, le=1024, description="workers of this pool at least")
+    decode_most: int = Field(4, ge=1, le=1024, description="at most; the least stands over it")
+    queue_ms: float = Field(1_000.0, gt=0, description="that prompts wait at prefill workers, as measured")
+    itl_ms: float = Field(100.0, gt=0, description="between two tokens, the decode workers' mean")
+    cache_share: float = Field(0.8, gt=0, le=1, description="of the decode workers' blocks that is in use")
+    margin: float = Field(
+        0.2, ge=0.05, lt=1, description="a pool shrinks only if one worker fewer would stay so far below each target"
+    )
+    up_after_s: float = Field(10.0, ge=0, description="a target has been missed for so long before a pool grows")
+    down_after_s: float = Field(300.0, ge=0, description="one fewer would have done for so long before it shrinks")
+    pause_s: float = Field(60.0, ge=0, description="after a change, before the next one of that pool")
+    interval_s: float = Field(5.0, gt=0, description="between two looks")
+    schedule: tuple[SchedulePeriod, ...] = Field(
+        (), strict=False,
+        description="periods of the day (`begin`, `end`: HH:MM, of this host's clock) with other bounds, such as day "
+        "and night; the first that fits",
+    )
+
+
 class Settings(Section):
     """The whole file. `model` is a path to a checkpoint, or "demo" for the one that is shipped."""
 
@@ -218,6 +256,7 @@ class Settings(Section):
     router: RouterSettings = RouterSettings()
     transfer: TransferSettings = TransferSettings()
     cluster: ClusterSettings = ClusterSettings()
+    autoscale: AutoscaleSettings = AutoscaleSettings()
 
 
 def load_settings(path: Path | None, overrides: dict[str, Any] | None = None) -> Settings:
@@ -270,7 +309,11 @@ def _explain(error: Any) -> str:
 def _section_at(path: list[str]) -> type[Section]:
     section: type[Section] = Settings
     for name in path:
+        if name.isdigit():  # an entry of a list
+            continue
         annotation = section.model_fields[name].annotation
+        if typing.get_origin(annotation) is tuple:
+            annotation = typing.get_args(annotation)[0]
         if isinstance(annotation, types.UnionType):
             annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
         assert isinstance(annotation, type) and issubclass(annotation, Section), annotation

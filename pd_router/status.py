@@ -22,13 +22,15 @@ SERVER_TYPE = "pd-relay-router"
 
 class Status:
     def __init__(
-        self, model: ModelInfo, registry: Registry, *, settings: Settings, num_running: Callable[[], int]
+        self, model: ModelInfo, registry: Registry, *, settings: Settings, num_running: Callable[[], int],
+        num_waiting: Callable[[], int],
     ) -> None:
         self._model = model
         self._registry = registry
         self._cluster = settings.cluster.name
         self._settings_json = settings.model_dump_json()
         self._num_running = num_running
+        self._num_waiting = num_waiting
         self._begun_s = time.monotonic()
         self._process = psutil.Process()
 
@@ -77,10 +79,14 @@ class Status:
                     queued_prefill_tokens=link.loads.queued_prefill_tokens,
                     num_leases=link.loads.num_leases,
                     num_pins=link.loads.num_pins,
+                    role=link.role.value,
+                    prefill_tokens_per_s=link.loads.prefill_tokens_per_s,
+                    itl_ms=link.loads.itl_ms,
                 )
                 for link in self._registry.links()
                 if link.loads is not None
-            ]
+            ],
+            num_requests_waiting=self._num_waiting(),
         )
 
 

@@ -113,7 +113,11 @@ class RouterClient:
 
     async def loads(self) -> list[api_pb2.WorkerLoad]:
         """Of the workers that report at present."""
-        return list((await _typed(self._stub.GetLoads(api_pb2.GetLoadsRequest(), timeout=CALL_TIMEOUT_S))).loads)
+        return list((await self.all_loads()).loads)
+
+    async def all_loads(self) -> api_pb2.GetLoadsResponse:
+        """With the router's own."""
+        return await _typed(self._stub.GetLoads(api_pb2.GetLoadsRequest(), timeout=CALL_TIMEOUT_S))
 
     async def traces(self, request: api_pb2.GetTracesRequest) -> list[api_pb2.Trace]:
         return list((await _typed(self._stub.GetTraces(request, timeout=CALL_TIMEOUT_S))).traces)

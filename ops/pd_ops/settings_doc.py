@@ -72,6 +72,9 @@ def _allowed(field: FieldInfo) -> str:
         annotation, optional = next(a for a in get_args(annotation) if a is not type(None)), ", or none"
     if get_origin(annotation) is Literal:
         return " ".join(f"`{choice}`" for choice in get_args(annotation)) + optional
+    if get_origin(annotation) is tuple:
+        section = get_args(annotation)[0]
+        return f"a list of {{{', '.join(f'`{name}`' for name in section.model_fields)}}}"
     names = {int: "integer", float: "number", bool: "`true` `false`", str: "text"}
     assert isinstance(annotation, type)
     words = [names[annotation], *filter(None, map(_bound, field.metadata))]

@@ -162,7 +162,8 @@ class SimulatedRouter:
         model, server = model_info(), MemoryServer(self._network, None, self._witness)
         preparer = Preparer(model.tokenizer, model.defaults, lambda: model.limits(self.registry))
         status = Status(
-            model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running
+            model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running,
+            num_waiting=lambda: self.dispatcher.num_waiting,
         )
         service = PdRelayService(self.dispatcher, preparer, status, Callers([]), TraceBook(0))
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)

@@ -1,0 +1,39 @@
+"""Bounds of a pool, by the time of day. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import time
+
+from pd_engine.settings import AutoscaleSettings, SchedulePeriod
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    least: int
+    most: int
+
+    def clamp(self, size: int) -> int:
+        return min(max(size, self.least), self.most)
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most} workers are allowed now"
+
+
+def bounds_at(pool: str, settings: AutoscaleSettings, at: time) -> Bounds:
+    """Of "prefill" or "decode". The first period that the time is in counts, for the bounds that it names. The least
+    stands over the most."""
+    period = next((period for period in settings.schedule if is_within(period, at)), None)
+    found = {}
+    for bound in ("least", "most"):
+        named = None if period is None else getattr(period, f"{pool}_{bound}")
+        found[bound] = getattr(settings, f"{pool}_{bound}") if named is None else named
+    return Bounds(found["least"], max(found["least"], found["most"]))
+
+
+def is_within(period: SchedulePeriod, at: time) -> bool:
+    """From its beginning up to its end, which may be on the next day; the same time twice: always."""
+    begin, end = time.fromisoformat(period.begin), time.fromisoformat(period.end)
+    if begin < end:
+        return begin <= at < end
+    return at >= begin or at < end
