@@ -3,6 +3,7 @@ of a process of its own; a simulation gives others, and the worker is none the w
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -24,6 +25,9 @@ from pd_engine.service.ids import NewId, random_id
 from pd_engine.service.server import build_server
 from pd_engine.settings import Settings
 from pd_engine.steps.forward import THE_MODEL, Steps
+from pd_engine.steps.warm_up import warm_up
+
+log = logging.getLogger(__name__)
 
 CoreT = TypeVar("CoreT", bound=Core)
 
@@ -99,10 +103,15 @@ class ProcessSurroundings:
         return ComputeThread(name, build, on_crash)
 
     def load_engine(self, max_speculate: int, *, also_needed: Mapping[str, int] | None = None) -> Engine:
-        return Engine.load(
-            resolve_model(self._settings.model), self._settings.engine, max_speculate=max_speculate,
-            also_needed=also_needed,
+        settings = self._settings.engine
+        engine = Engine.load(
+            resolve_model(self._settings.model), settings, max_speculate=max_speculate, also_needed=also_needed
         )
+        if engine.ops.device.type == "cuda":  # its kernels take seconds each to compile
+            started_s = time.monotonic()
+            warm_up(engine, settings.chunk_tokens)
+            log.info("kernels compiled in %.1f s", time.monotonic() - started_s)
+        return engine
 
     def source_transports(self) -> Sequence[SourceTransport]:
         return source_transports(self._settings.transfer, secret=self._secret, host=self._host)

@@ -19,6 +19,7 @@ from pd_engine.engine import Engine
 from pd_engine.model.random_checkpoint import write_random_checkpoint
 from pd_engine.steps import decode, prefill
 from pd_engine.steps.state import export_hidden
+from pd_engine.steps.warm_up import warm_up
 from pd_kernels.ops import SamplingRows
 from support import triton_shim  # noqa: F401  (before any module with kernels)
 from support.engine_cases import load_engine, random_ids
@@ -97,6 +98,28 @@ def test_fp8_weights(tmp_path: Path, launched: list[str]) -> None:
     play(engine)
     assert "gate_up_kernel" in launched
     assert "quant_kernel" not in launched, "activations are multiplied as they are"
+
+
+def test_warming_up_launches_what_requests_will(tmp_path: Path, launched: list[str]) -> None:
+    """Attention over several splits, chunks and single rows, drafts, sampling; and no block stays taken."""
+    write_random_checkpoint(tmp_path / "model", {**LAYERS, "max_position_embeddings": 2048}, seed=3)
+    engine = load_engine(tmp_path / "model")
+    warm_up(engine, 256)
+    warmed = set(launched)
+    assert "combine_kernel" in warmed
+    play(engine)
+    assert set(launched) == warmed
+    assert engine.pool.num_free == engine.pool.num_blocks
+
+
+@pytest.mark.parametrize("context", [2, 4, 5, 40])
+def test_warming_up_where_there_is_little_room(tmp_path: Path, launched: list[str], context: int) -> None:
+    write_random_checkpoint(tmp_path / "model", LAYERS, seed=3)
+    engine = load_engine(tmp_path / "model", max_context_length=context)
+    warm_up(engine, 16)
+    assert ("split_kernel" in launched) == (context > 4)
+    assert engine.pool.num_free == engine.pool.num_blocks
+    launched.append("split_kernel")
 
 
 def test_what_a_tensor_of_the_host_would_do(tmp_path: Path, launched: list[str]) -> None:
