@@ -11,12 +11,13 @@ from kv_transfer.destination import HandoffDestination
 from kv_transfer.holds import PrefixHolder
 from kv_transfer.prefix_fetch import PrefixFetcher
 from kv_transfer.source import HandoffSource
+from kv_transfer.spoiling import SpoiltChecksums
 from kv_transfer.surroundings import ProcessSurroundings, Surroundings
 from pd_engine.cache.events import CacheLog
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.engine import Engine
-from pd_engine.errors import Unavailable
+from pd_engine.errors import FailedPrecondition, Unavailable
 from pd_engine.service.compute import Compute
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.identity import (
@@ -68,6 +69,7 @@ class PrefillWorker:
         self._crashed = asyncio.Event()
         self._drained = asyncio.Event()
         self._unhealthy: asyncio.Future[None] | None = None
+        self._spoilt = SpoiltChecksums(range_checksums) if settings.cluster.drillable else None
         self._cache_log = CacheLog()
         self._engine: Engine | None = None
         self._source: HandoffSource | None = None
@@ -93,7 +95,7 @@ class PrefillWorker:
         self._source = HandoffSource(
             arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
             address=address, settings=self._settings.transfer,
-            transports=transports, checksums=range_checksums, clock=self._around.clock,
+            transports=transports, checksums=self._spoilt or range_checksums, clock=self._around.clock,
             new_id=self._around.new_id, publisher=self._around.publisher,
         )
         await self._source.start()
@@ -119,6 +121,16 @@ class PrefillWorker:
         await self._endpoint.serve(self._tick, self._on_crash)
         log.info("prefill worker %s answers on %s", self._worker_id, address)
         return WorkerAddress(address=address, epoch=self._endpoint.epoch)
+
+    def spoil(self, num_pieces: int) -> int:
+        """Has so many pieces more announced with wrong checksums. Returns how many are to come.
+
+        Raises:
+            FailedPrecondition: the cluster is not to be broken.
+        """
+        if self._spoilt is None:
+            raise FailedPrecondition("only a worker of a drillable cluster (cluster.drillable) spoils what it sends")
+        return self._spoilt.spoil(num_pieces)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Takes nothing new, and returns when every prompt and every pin has ended; False if that takes longer."""

@@ -74,13 +74,15 @@ def test_a_pool_grows_as_far_as_its_hosts_go(lab: Lab) -> None:
     assert "hosts with pool=prefill, which have room for 0" in refused.document["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["kill-decode", "kill-host"])
+@pytest.mark.parametrize("name", [
+    "kill-host", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill-decode", "cut-host", "kill-head"))
+])
 def test_a_drill(lab: Lab, name: str, tmp_path: Path) -> None:
     """With one decode worker: its streams wait for the next life, on the spare if the host is gone."""
     before = status(lab)["processes"]["workers"]
     drill = drilled(lab, name, tmp_path)
     after = {worker["id"]: worker for worker in status(lab)["processes"]["workers"]}
-    assert drill["targets"] == ["decode-0"]
+    assert drill["targets"] == ([] if name == "kill-head" else ["decode-0"])
     assert after["prefill-0"]["address"] == before[0]["address"]
-    if name == "kill-host":
+    if name.endswith("-host"):
         assert after["decode-0"]["address"].partition(":")[0] != before[1]["address"].partition(":")[0]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pd_engine.errors import PdRelayError, Unavailable
+from pd_engine.errors import FailedPrecondition, PdRelayError, Unavailable
 from pd_ops.drills.catalog import DRILLS
+from pd_ops.drills.hands import HostFault, HostHands, LocalHands
 from pd_ops.drills.judging import Observed, judge
 from pd_ops.drills.observer import SeenWorker, Sighting, falsely_lost, seen_full, seen_lost
 from pd_ops.drills.report import summary, to_markdown
@@ -155,3 +158,44 @@ async def test_a_client_asks_again_and_counts_what_it_met() -> None:
     assert one.interruptions == ["cut", "refused", "cut"]
     result = judge("kill-decode", DRILLS["kill-decode"], replace(SEEN, asked=[one]), 5.0)
     assert result.details == ("asked again 2 times: cut", "asked again 1 times: refused")
+
+
+def hands(**commands: str) -> HostHands:
+    file: Any = SimpleNamespace(path="cluster.yaml", hands=commands)
+    return HostHands(file)
+
+
+async def test_hands_run_the_files_commands(tmp_path: Path) -> None:
+    ours = hands(kill=f"touch {tmp_path}/{{host}}", boot="false", cut="/none/cut {host}")
+    await ours.do(HostFault.KILL, "h1")
+    assert (tmp_path / "h1").exists()
+    for fault, message in ((HostFault.BOOT, "h1: boot failed"), (HostFault.CUT, "h1: cut could not be done"),
+                           (HostFault.SLOW, r"cluster.yaml: provider.hands has no command for slow")):
+        with pytest.raises(FailedPrecondition, match=message):
+            await ours.do(fault, "h1")
+
+
+def test_drills_of_hosts_need_hosts() -> None:
+    for name, drill in DRILLS.items():
+        assert bool(drill.faults) == (name in {"kill-host", "cut-host", "slow-link", "kill-head"})
+    LocalHands().check()
+    with pytest.raises(FailedPrecondition, match="--hosts"):
+        LocalHands().check(*DRILLS["kill-host"].faults)
+
+
+def test_a_host_that_does_not_come_back_is_seen() -> None:
+    def found(is_mended: bool | None) -> dict[str, bool]:
+        result = judge("kill-host", DRILLS["kill-host"], replace(SEEN, is_mended=is_mended), 1.0)
+        return {one.name: one.is_met for one in result.expectations}
+
+    assert found(True)["all hosts are back"]
+    assert not found(False)["all hosts are back"]
+    assert "all hosts are back" not in found(None)
+
+
+def test_others_on_the_targets_host_are_not_taken_for_falsely_lost() -> None:
+    lost = (*SIGHTINGS, sighting(15.0, lost="decode-1"))
+    for also, is_met in (((), False), (("decode-1",), True)):
+        broken = replace(SEEN.broken, also=also)
+        result = judge("kill-host", DRILLS["kill-host"], replace(SEEN, sightings=lost, broken=broken), 1.0)
+        assert {one.name: one.is_met for one in result.expectations}["nobody else is taken for lost"] is is_met

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from pd_ops.cluster.control_messages import (
     RollRequest,
     ScaleRequest,
     SettingsRequest,
+    SpoilRequest,
     StatusRequest,
 )
 from pd_ops.cluster.members import Member, MemberState
@@ -188,3 +190,25 @@ async def test_one_operation_at_a_time() -> None:
     assert status["operation"] is None
     assert [worker["id"] for worker in status["workers"]] == ["prefill-0", "decode-0", "decode-1"]
     assert (await both.run(SettingsRequest(), caller()))["model"] == "demo"
+
+
+async def test_only_a_drillable_cluster_spoils_what_it_sends() -> None:
+    fleet = PretendedFleet()
+    with pytest.raises(FailedPrecondition, match="not marked as drillable"):
+        await operations(fleet).run(SpoilRequest(worker="prefill-0", pieces=3), caller())
+    fleet.settings = load_settings(None, {"cluster.drillable": True})
+    asked: list[tuple[str, int]] = []
+
+    async def call(method: str, num_pieces: int) -> int:
+        asked.append((method, num_pieces))
+        return 5
+
+    member = fleet.member("prefill-0")
+    member.actor = SimpleNamespace(call=call)  # type: ignore[assignment]
+    answer = await operations(fleet).run(SpoilRequest(worker="prefill-0", pieces=3), caller())
+    assert (answer, asked) == ({"worker": "prefill-0", "to_come": 5}, [("spoil", 3)])
+    with pytest.raises(NotFound, match="no worker 'prefill-9'"):
+        await operations(fleet).run(SpoilRequest(worker="prefill-9", pieces=3), caller())
+    member.move(MemberState.WAITING)
+    with pytest.raises(FailedPrecondition, match="prefill-0 is waiting"):
+        await operations(fleet).run(SpoilRequest(worker="prefill-0", pieces=3), caller())

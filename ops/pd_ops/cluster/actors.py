@@ -15,9 +15,9 @@ import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from pd_engine.errors import Internal, PdRelayError, from_code
+from pd_engine.errors import FailedPrecondition, Internal, PdRelayError, from_code
 from pd_engine.settings import RouterSettings, Settings
 from pd_ops.cluster.gpus import VISIBLE, gpu_of, visible_gpus
 from pd_ops.cluster.plan import Role
@@ -128,6 +128,15 @@ class WorkerActor:
         if gpus:
             os.environ[VISIBLE] = gpu_of(self._worker_id, gpus, self._settings.prefill.workers)
             log.info("computes on GPU %s of %s", os.environ[VISIBLE], ",".join(gpus))
+
+    async def spoil(self, num_pieces: int) -> int | Failure:
+        """Of a prefill worker: so many pieces more go out wrong. How many are to come."""
+        return await _answer(self._spoil(num_pieces))
+
+    async def _spoil(self, num_pieces: int) -> int:
+        if self._role is not Role.PREFILL or self._worker is None:
+            raise FailedPrecondition("only a prefill worker that serves spoils what it sends")
+        return cast("PrefillWorker", self._worker).spoil(num_pieces)
 
     async def stop(self, drain_s: float) -> bool | Failure:
         """Ends within `drain_s` seconds, and a little: running requests may finish until then. Whether all have."""

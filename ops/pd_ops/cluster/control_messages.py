@@ -16,6 +16,7 @@ MAX_LINE_BYTES = 64 * 1024
 MAX_WORKERS = 1024
 MAX_ID_CHARS = 64
 MAX_DRAIN_S = 3600.0
+MAX_SPOILT_PIECES = 10_000
 
 DrainS = Annotated[float, Field(ge=0, le=MAX_DRAIN_S)]
 WorkerId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
@@ -74,7 +75,17 @@ class RoleRequest(_Request):
     drain_s: DrainS
 
 
-Request = StatusRequest | SettingsRequest | ScaleRequest | DrainRequest | RollRequest | RoleRequest
+class SpoilRequest(_Request):
+    """A prefill worker announces so many pieces more with wrong checksums; answers how many are to come."""
+
+    command: Literal["spoil"] = "spoil"
+    worker: WorkerId
+    pieces: Annotated[int, Field(ge=0, le=MAX_SPOILT_PIECES)]
+
+
+Request = (
+    StatusRequest | SettingsRequest | ScaleRequest | DrainRequest | RollRequest | RoleRequest | SpoilRequest
+)
 
 _ADAPTER: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="command")])
 

@@ -19,6 +19,7 @@ from pd_ops.cluster.control_messages import (
     RollRequest,
     ScaleRequest,
     SettingsRequest,
+    SpoilRequest,
     StatusRequest,
 )
 from pd_ops.cluster.members import Member, MemberState
@@ -85,6 +86,8 @@ class Operations:
                 return self._status()
             case SettingsRequest():
                 return self._fleet.settings.model_dump(mode="json")
+            case SpoilRequest():
+                return await self._spoil(request)
         if self._under_way is not None:
             raise FailedPrecondition(f"`{self._under_way}` is under way in this cluster; one operation at a time")
         self._under_way = request.command
@@ -107,6 +110,14 @@ class Operations:
             "workers": [worker.to_json() for worker in self._fleet.workers],
             "hosts": self._list_hosts(), "operation": self._under_way,
         }
+
+    async def _spoil(self, request: SpoilRequest) -> Document:
+        if not self._fleet.settings.cluster.drillable:
+            raise FailedPrecondition("the cluster is not marked as drillable (cluster.drillable)")
+        worker = self._worker(request.worker)
+        if worker.actor is None or worker.state is not MemberState.SERVING:
+            raise FailedPrecondition(f"{request.worker} is {worker.state.value}")
+        return {"worker": request.worker, "to_come": await worker.actor.call("spoil", request.pieces)}
 
     async def _scale(self, request: ScaleRequest, caller: Caller) -> Document:
         wanted = request.wanted()
@@ -191,15 +202,21 @@ class Operations:
     def _sizes(self) -> dict[str, int]:
         return {role.value: len(self._pool(role)) for role in WORKER_ROLES}
 
+    def _worker(self, worker_id: str) -> Member:
+        """Raises:
+        NotFound: there is no such worker.
+        """
+        known = {worker.actor_id: worker for worker in self._fleet.workers if worker.state not in LEAVING}
+        if worker_id not in known:
+            raise NotFound(f"the cluster has no worker {worker_id!r}; it has {_listed(known)}")
+        return known[worker_id]
+
     def _spare_worker(self, worker_id: str) -> Member:
         """Raises:
         NotFound: there is no such worker.
         FailedPrecondition: its pool would have nobody who serves.
         """
-        known = {worker.actor_id: worker for worker in self._fleet.workers if worker.state not in LEAVING}
-        if worker_id not in known:
-            raise NotFound(f"the cluster has no worker {worker_id!r}; it has {_listed(known)}")
-        worker = known[worker_id]
+        worker = self._worker(worker_id)
         others = [other for other in self._pool(worker.role) if other is not worker]
         if not any(other.state is MemberState.SERVING for other in others):
             raise FailedPrecondition(

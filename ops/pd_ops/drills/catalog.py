@@ -6,7 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from pd_ops.cluster.control_messages import RollRequest
+from pd_engine.errors import FailedPrecondition
+from pd_ops.cluster.control_messages import RollRequest, SpoilRequest
 from pd_ops.drills.hands import HostFault
 from pd_ops.drills.host_faults import cut_host, kill_head, kill_host, slow_link
 from pd_ops.drills.scene import Broken, Scene
@@ -19,6 +20,8 @@ STALL_MARGIN_S = 2.0
 CUT_S = 12.0
 SLOW_S = 10.0
 HEAD_DOWN_S = 5.0
+CORRUPT_PIECES = 8
+CORRUPT_REQUESTS = 4
 ROLL_DRAIN_S = 30.0
 NO_ROLE = ""
 
@@ -78,6 +81,23 @@ async def _roll(scene: Scene) -> Broken:
     )
 
 
+async def _corrupt(scene: Scene) -> Broken:
+    """Prompts that nobody has cached, until pieces of them have gone out wrong."""
+    await scene.traffic.wait_streaming()
+    worker = await scene.busiest("prefill")
+    at_s, deadline_s = time.monotonic(), time.monotonic() + scene.give_up_s
+    spoil = SpoilRequest(worker=worker.id, pieces=CORRUPT_PIECES)
+    left = (await scene.ask_controller(spoil))["to_come"]
+    while left and time.monotonic() < deadline_s:
+        await scene.send(scene.fresh_requests(CORRUPT_REQUESTS, prompt_tokens=200, max_tokens=16), num_clients=2)
+        left = (await scene.ask_controller(SpoilRequest(worker=worker.id, pieces=0)))["to_come"]
+    if left:
+        raise FailedPrecondition(f"{worker.id} has sent nothing for {scene.give_up_s:g} s: nothing was corrupted")
+    return Broken(
+        at_s=at_s, is_over_s=time.monotonic(), details=(f"{CORRUPT_PIECES} pieces of {worker.id} arrived wrong",)
+    )
+
+
 async def _burst(scene: Scene) -> Broken:
     requests = scene.fresh_requests(BURST_REQUESTS, prompt_tokens=64, max_tokens=16)
     at_s = time.monotonic()
@@ -117,6 +137,10 @@ DRILLS: Mapping[str, Drill] = {
     "stall-worker": Drill(
         sentence="The busiest decode worker stands still for longer than router.worker_silence_ms, and goes on.",
         run=_stall, role="decode",
+    ),
+    "corrupt-block": Drill(
+        sentence="Pieces of blocks from the busiest prefill worker do not arrive as they were sent.", run=_corrupt,
+        is_noticed=False,
     ),
     "fill-cache": Drill(
         sentence="More prompts than the prefill workers' caches hold, each of them new.", run=_fill, is_noticed=False,

@@ -1,0 +1,100 @@
+"""What `up` and `down` make of hosts that are not reached, a controller that fails, processes that are left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pd_engine.errors import FailedPrecondition, NotFound, Unavailable
+from pd_ops.launcher import launch
+from pd_ops.launcher.cluster_file import ClusterFile, read_cluster_file
+from support.checkout import ROOT
+
+# A host is a file: with what each command but `true` prints there. One that is not there is not reached.
+SHELL = """sh -c 'cd {directory}; [ -f $0 ] || exit 255; case "$1" in true) ;; *) cat $0;; esac' {{host}}"""
+HOSTS = {
+    "head": ["head"], "router": ["r1"], "prefill": ["p1", "p2"], "decode": ["d1", "d2", "d3"],
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterFile:
+    """All hosts are reached, and have nothing left when they are ended."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("PD_RELAY_STATE_DIR", str(tmp_path))
+    document: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))
+    for name, hosts in HOSTS.items():
+        kind = document["available_node_types"][name]
+        kind["node_config"]["hosts"] = hosts
+        for host in hosts:
+            (tmp_path / host).write_text(json.dumps({"ended": [1], "left": []}) + "\n", encoding="utf-8")
+    document["available_node_types"]["decode"]["max_workers"] = 3
+    document["provider"]["shell"] = SHELL.format(directory=tmp_path)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return read_cluster_file(path)
+
+
+def test_a_host_that_is_needed_and_not_reached_is_named(file: ClusterFile) -> None:
+    (file.path.parent / "p2").unlink()
+    with pytest.raises(Unavailable, match=r"prefill: p2 is not reached"):
+        launch.check_reach(file, print)
+
+
+def test_one_that_can_be_spared_is_noted(file: ClusterFile) -> None:
+    notes: list[str] = []
+    (file.path.parent / "d1").unlink()
+    launch.check_reach(file, notes.append)
+    assert notes == ["decode: d1 is not reached: no answer; there are enough others"]
+
+
+def test_without_a_head_nothing_goes(file: ClusterFile) -> None:
+    (file.path.parent / "head").unlink()
+    with pytest.raises(Unavailable, match="head: head is not reached"):
+        launch.bring_up(file, 1.0, print)
+
+
+def test_up_returns_what_the_controller_says(file: ClusterFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(launch, "_ray", lambda *arguments: asked.append(arguments) or "")
+    (file.path.parent / "head").write_text(json.dumps({"event": "ready", "grpc_address": "a:1"}) + "\n")
+    assert launch.bring_up(file, 5.0, print) == {"event": "ready", "grpc_address": "a:1"}
+    assert asked == [("up", "-y", "--no-config-cache", str(file.path))]
+
+
+def test_up_raises_what_the_controller_ended_with(file: ClusterFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_ray", lambda *arguments: "")
+    error = {"error": {"code": "not_found", "message": "no model in /m"}}
+    (file.path.parent / "head").write_text(json.dumps(error) + "\n")
+    with pytest.raises(NotFound, match="no model in /m"):
+        launch.bring_up(file, 5.0, print)
+
+
+def test_up_gives_up(file: ClusterFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_ray", lambda *arguments: "")
+    (file.path.parent / "head").write_text("")
+    with pytest.raises(Unavailable, match=r"was not ready in 0\.1 s"):
+        launch.bring_up(file, 0.1, print)
+
+
+def test_a_launcher_that_fails_is_quoted(file: ClusterFile) -> None:
+    with pytest.raises(FailedPrecondition, match=r"ray up failed: .*No such option"):
+        launch._ray("up", "--no-such-option")
+
+
+def test_down_ends_the_head_first_and_then_the_others(file: ClusterFile) -> None:
+    notes: list[str] = []
+    ended = launch.take_down(file, notes.append)
+    assert notes == ["ending head", "ending d1, d2, d3, p1, p2, r1"]
+    assert ended.keys() == {"head", "r1", "p1", "p2", "d1", "d2", "d3"}
+
+
+def test_down_names_what_is_left_and_what_is_not_reached(file: ClusterFile) -> None:
+    (file.path.parent / "p1").write_text(json.dumps({"ended": [], "left": [7]}) + "\n")
+    (file.path.parent / "d2").unlink()
+    with pytest.raises(Unavailable, match=r"d2 is not reached.*p1 has processes left: \[7\]"):
+        launch.take_down(file, print)
