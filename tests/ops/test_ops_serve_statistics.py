@@ -109,6 +109,18 @@ def test_summary() -> None:
     assert sum(row["refused"] for row in found["by_context_tokens"]) == 1
 
 
+def test_a_handoff_shows_in_the_second_token() -> None:
+    arrivals = ((0.1, 1), (0.5, 1), (0.6, 1), (0.7, 1), (0.9, 1))
+    moved = record(number=0, arrivals=arrivals, handoff_bytes=100)
+    assert moved.handoff_wait_ms == pytest.approx(300)  # a usual gap is 100
+    assert record(arrivals=arrivals).handoff_wait_ms is None  # there was none
+    assert record(arrivals=arrivals[:3], handoff_bytes=100).handoff_wait_ms is None  # nothing tells what is usual
+    early = record(arrivals=((0.1, 1), (0.11, 1), (0.3, 1), (0.5, 1)), handoff_bytes=100)
+    assert early.handoff_wait_ms == 0
+    found = summarize([moved, early], Targets(), span_s=1.0)
+    assert (found["handoff"]["wait_ms"]["count"], found["handoff"]["wait_ms"]["most"]) == (2, pytest.approx(300))
+
+
 def test_edges_belong_to_the_bucket_below() -> None:
     rows = summarize([record(prompt_tokens=tokens) for tokens in (64, 65, 70_000)], Targets(), span_s=1.0)
     assert [(row["above"], row["up_to"]) for row in rows["by_prompt_tokens"]] == [(0, 64), (64, 256), (65_536, None)]

@@ -22,7 +22,7 @@ from pd_ops.sizing.fitting import Steps, fit, plane, steps_of
 from pd_ops.sizing.histogram import Histogram
 from pd_ops.sizing.outcome import Traveller, travellers_of
 from pd_ops.sizing.pools import Failure, Pools
-from pd_ops.sizing.study import Study, compared, front, parse_failure, parse_pools
+from pd_ops.sizing.study import Prices, Study, compared, front, parse_failure, parse_pools
 from pd_ops.sizing.world import World
 from support.commands import run_command
 from support.serve_results import example
@@ -104,6 +104,7 @@ def test_every_request_ends_though_a_worker_dies(worker: str) -> None:
     assert (quiet["finished"], quiet["moved"]) == (80, 0)
     assert found["finished"] == 80
     assert found["moved"] > 0
+    assert found["prompt_tokens"] == quiet["prompt_tokens"]
     worst = ("ttft_ms", "request_itl_ms")
     assert sum(found[name]["p99"] for name in worst) > sum(quiet[name]["p99"] for name in worst)
 
@@ -189,6 +190,17 @@ def test_simulated_beside_measured() -> None:
     assert found["itl_ms p99"] is None
 
 
+def test_the_prefill_pool_pays_for_input_and_the_decode_pool_for_output() -> None:
+    row = {"prefill": 2, "decode": 3, "span_s": 1800.0, "prompt_tokens": 4_000_000, "completion_tokens": 1_000_000,
+           "good": 500}
+    cost = Prices(device_hour=2.0, prefill_devices=4, decode_devices=8).of(row)
+    assert cost == {
+        "device_hours": 16.0, "per_million_input": 2.0, "per_million_output": 24.0, "per_thousand_good_requests": 64.0,
+    }
+    nothing = Prices(device_hour=2.0).of({**row, "prompt_tokens": 0, "completion_tokens": 0, "good": 0})
+    assert list(nothing.values())[1:] == [None, None, None]
+
+
 def test_a_cost_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     cost = replace(COST, decode_spread=(0.9, 1.0, 1.4))
@@ -222,7 +234,7 @@ def test_the_command_plays_all_ratios(tmp_path: Path) -> None:
     file.write_text(json.dumps(COST.to_json()))
     finished = run_command(
         "simulate", "capacity", "--cost", file, "--kind", "short", "--requests", "30", "--rate", "5", "--workers", "3",
-        "--fail", "decode-0@2", "--json",
+        "--fail", "decode-0@2", "--device-hour", "0.5", "--json",
     )
     assert finished.code == 0, finished.stderr
     rows = finished.document["rows"]
@@ -230,6 +242,7 @@ def test_the_command_plays_all_ratios(tmp_path: Path) -> None:
         (1, 2, []), (1, 2, ["decode-0"]), (2, 1, []), (2, 1, ["decode-0"]),
     ]
     assert any(row["front"] for row in rows)
+    assert all(row["cost"]["device_hours"] == pytest.approx(3 * row["span_s"] / 3600) for row in rows)
     assert all(row["finished"] + row["refused"] + row["failed"] == 30 for row in rows)
     assert finished.document["compared"] is None
 

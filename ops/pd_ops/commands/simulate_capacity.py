@@ -24,6 +24,7 @@ MAX_CONTEXT = 131_072
 HARDWARE_NAMES = ("h100", "h800", "h200", "b200")
 COLUMNS = ("pools", "good", "goodput/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms", "cached", "prefill busy",
            "decode busy", "batch", "worker s/request", "front")
+COST_COLUMNS = ("cost", "device hours", "a million input", "a million output", "a thousand good requests")
 
 
 def command(
@@ -64,6 +65,7 @@ def command(
         list[str] | None, typer.Option(help="WORKER@SECONDS: it dies then; each pool is played with and without.")
     ] = None,
     back_after: Annotated[float, typer.Option(min=0, help="Seconds until a dead worker serves again.")] = 30.0,
+    device_hour: Annotated[float | None, typer.Option(min=0, help="Price of a device for an hour.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the load and of what varies.")] = 0,
     as_json: options.Json = False,
 ) -> None:
@@ -72,7 +74,7 @@ def command(
     measurement."""
     output = options.start(context, as_json)
     from pd_ops.bench.serve.result import read_result
-    from pd_ops.sizing.study import compared, front, parse_failure
+    from pd_ops.sizing.study import Prices, compared, front, parse_failure
 
     about = identity()
     costs = _costs(fit, cost, hardware, {
@@ -97,6 +99,10 @@ def command(
         for with_failures in (False, True) if study.failures else (False,):
             output.note(f"{prefill} prefill, {decode} decode" + (", with failures" if with_failures else ""))
             rows.append(study.row(prefill, decode, with_failures=with_failures))
+    if device_hour is not None:
+        devices = (prefill_devices, decode_devices) if hardware is not None else (1, 1)
+        prices = Prices(device_hour=device_hour, prefill_devices=devices[0], decode_devices=devices[1])
+        rows = [{**row, "cost": prices.of(row)} for row in rows]
     marks = front(rows)
     document = {
         **about, "cost": costs.to_json(), "load": load, "seed": seed, "ttft_target_ms": ttft_target_ms,
@@ -181,6 +187,11 @@ def _text(document: Document) -> str:
         f"{document['itl_target_ms']:g} ms on average", "",
         table(COLUMNS, [_cells(row) for row in document["rows"]]),
     ]
+    if any("cost" in row for row in document["rows"]):
+        lines += ["", table(COST_COLUMNS, [
+            (f"{row['prefill']}:{row['decode']}", *(_number(value) for value in row["cost"].values()))
+            for row in document["rows"]
+        ])]
     if document["compared"] is not None:
         lines += ["", table(("measured beside simulated", "measured", "simulated", "ratio"), [
             (one["name"], _number(one["measured"]), _number(one["simulated"]), _number(one["ratio"]))

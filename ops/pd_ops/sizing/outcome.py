@@ -23,7 +23,7 @@ class Traveller:
 
     Attributes:
         prompt: that has to be computed next: after a decode worker has died, with the tokens that it has.
-        num_left: tokens to generate.
+        num_left: tokens to generate. num_again: generated ones that are part of the prompt now.
         ending: "finished", "refused" or "failed"; empty: it travels.
         ticket: of its latest placement.
     """
@@ -32,6 +32,7 @@ class Traveller:
     prompt: Prompt
     num_output: int
     num_left: int
+    num_again: int = 0
     wanted: PlacementRequest | None = None
     targets: Targets | None = None
     ticket: int = -1
@@ -42,6 +43,11 @@ class Traveller:
     end_s: float = 0.0
     num_cached: int = 0
     ending: str = ""
+
+    @property
+    def num_prompt(self) -> int:
+        """Of its own prompt, without what it has lost and computes again."""
+        return self.prompt.num_tokens - self.num_again
 
     @property
     def num_slots(self) -> int:
@@ -66,6 +72,7 @@ class Traveller:
         """Its decode worker, after so many tokens more: they are part of its prompt now."""
         num_had = self.num_output - self.num_left + min(num_tokens, self.num_left - 1)
         before = self.num_output - self.num_left
+        self.num_again += num_had - before
         self.num_left = self.num_output - num_had
         self.prompt = replace(self.prompt, num_tokens=self.prompt.num_tokens + num_had - before)
 
@@ -105,12 +112,13 @@ class Outcome:
             for one in finished
         )
         window_s = self.travellers[-1].arrival_s - self.travellers[0].arrival_s
-        prompt_tokens = sum(one.prompt.num_tokens for one in finished)
+        prompt_tokens = sum(one.num_prompt for one in finished)
         totals, workers = self.totals, prefill + decode
         return {
             "prefill": prefill, "decode": decode, "requests": len(self.travellers), "finished": len(finished),
             "refused": sum(one.ending == "refused" for one in self.travellers),
             "failed": sum(one.ending == "failed" for one in self.travellers),
+            "prompt_tokens": prompt_tokens, "completion_tokens": sum(one.num_output for one in finished),
             "good": good, "good_share": good / len(self.travellers),
             "goodput_per_s": good / window_s if window_s > 0 else 0.0, "span_s": self.span_s,
             "ttft_ms": _spread([one.ttft_ms for one in finished]),

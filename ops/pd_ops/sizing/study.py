@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from pd_engine.errors import InvalidArgument
 from pd_ops.bench.measured_process import Document
+from pd_ops.bench.serve.cost import MILLION, SECONDS_AN_HOUR
 from pd_ops.bench.serve.result import Result
 from pd_ops.sizing.cost_model import CostModel
 from pd_ops.sizing.outcome import Traveller
@@ -38,6 +39,29 @@ class Study:
         return {
             **outcome.summary(prefill=prefill, decode=decode, ttft_ms=pools.ttft_target_ms, itl_ms=pools.itl_target_ms),
             "died": [failure.worker_id for failure in failures],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """Of a device for an hour, and how many devices a worker of each pool has."""
+
+    device_hour: float
+    prefill_devices: int = 1
+    decode_devices: int = 1
+
+    def of(self, row: Document) -> Document:
+        """What the pools' devices cost for a million tokens: of input the prefill pool's, of output the decode pool's
+        (decision 0244), for as long as requests came and were served. None: no tokens."""
+        hours = row["span_s"] / SECONDS_AN_HOUR
+        prefill = row["prefill"] * self.prefill_devices * hours * self.device_hour
+        decode = row["decode"] * self.decode_devices * hours * self.device_hour
+        good_requests = row["good"] or None
+        return {
+            "device_hours": (row["prefill"] * self.prefill_devices + row["decode"] * self.decode_devices) * hours,
+            "per_million_input": MILLION * prefill / row["prompt_tokens"] if row["prompt_tokens"] else None,
+            "per_million_output": MILLION * decode / row["completion_tokens"] if row["completion_tokens"] else None,
+            "per_thousand_good_requests": 1e3 * (prefill + decode) / good_requests if good_requests else None,
         }
 
 

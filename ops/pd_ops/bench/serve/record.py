@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -13,6 +15,7 @@ from pd_engine.errors import InvalidArgument
 from pd_ops.latency import StreamTiming
 
 MAX_RECORDS_BYTES = 4 * 2**30
+FEWEST_GAPS = 3
 
 
 class Outcome(Enum):
@@ -58,6 +61,15 @@ class Record:
     @property
     def timing(self) -> StreamTiming:
         return StreamTiming(start=self.intended_s, arrivals=self.arrivals)
+
+    @property
+    def handoff_wait_ms(self) -> float | None:
+        """What the second token waited beyond a usual gap, in which a handoff shows; None: there was no handoff, or
+        there are too few gaps to tell what is usual."""
+        gaps = [1e3 * (after[0] - before[0]) for before, after in itertools.pairwise(self.arrivals)]
+        if self.handoff_bytes is None or len(gaps) < FEWEST_GAPS:
+            return None
+        return max(0.0, gaps[0] - statistics.median(gaps[1:]))
 
     @property
     def lag_ms(self) -> float:

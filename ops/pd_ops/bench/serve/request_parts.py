@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -99,11 +98,7 @@ def uncached_tokens(record: Record) -> int:
 
 
 def _after_first(record: Record) -> tuple[float, float]:
-    """(what the second token waited beyond a usual gap, the rest), ms: a handoff shows as a late second token."""
-    arrivals = record.arrivals
-    whole = 1e3 * (arrivals[-1][0] - arrivals[0][0])
-    gaps = [1e3 * (after[0] - before[0]) for before, after in itertools.pairwise(arrivals)]
-    if record.handoff_bytes is None or len(gaps) < 3:
-        return 0.0, whole
-    gap = max(0.0, gaps[0] - statistics.median(gaps[1:]))
+    """(what the second token waited beyond a usual gap, the rest), ms."""
+    whole = 1e3 * (record.arrivals[-1][0] - record.arrivals[0][0])
+    gap = record.handoff_wait_ms or 0.0
     return gap, whole - gap

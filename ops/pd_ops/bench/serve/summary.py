@@ -131,13 +131,14 @@ def _latencies(finished: Sequence[Record]) -> Document:
 
 
 def _handoff(finished: Sequence[Record]) -> Document:
-    """Bytes moved, and how many of them only after the prompt had been computed."""
+    """Bytes moved, how many of them only after the prompt had been computed, and how late that made second tokens."""
     moved = [record for record in finished if record.handoff_bytes is not None]
     return {
         "count": len(moved), "bytes": Spread.of(record.handoff_bytes or 0 for record in moved).to_json(),
         "exposed_bytes": Spread.of(
             (record.handoff_bytes or 0) - (record.hidden_bytes or 0) for record in moved
         ).to_json(),
+        "wait_ms": Spread.of(_known(moved, lambda one: one.handoff_wait_ms)).to_json(),
     }
 
 

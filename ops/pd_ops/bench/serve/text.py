@@ -12,7 +12,7 @@ RANKS = ("p50", "p90", "p95", "p99", "most")
 COLUMNS = ("ms", "samples", *RANKS)
 BUCKET_COLUMNS = (
     "tokens", "requests", "good", "refused", "TTFT p50", "p99", "ITL p50", "p99", "queue p50", "p99",
-    "KiB moved p50", "p99",
+    "KiB moved p50", "p99", "handoff ms p50", "p99",
 )
 
 
@@ -75,7 +75,9 @@ def _more(summary: Document) -> list[str]:
     handoff = summary["handoff"]
     if handoff["count"]:
         lines.append(f"handoffs: {handoff['count']}, p50 {_number(handoff['bytes']['p50'])} bytes, of them "
-                     f"{_number(handoff['exposed_bytes']['p50'])} after the prompt had been computed")
+                     f"{_number(handoff['exposed_bytes']['p50'])} after the prompt had been computed; second tokens "
+                     f"waited {_number(handoff['wait_ms']['p50'])} ms for them (p99 "
+                     f"{_number(handoff['wait_ms']['p99'])})")
     return lines
 
 
@@ -84,7 +86,8 @@ def _buckets(rows: Sequence[Document]) -> str:
         (f"{row['above'] + 1} to {row['up_to']}" if row["up_to"] else f"{row['above'] + 1} and more", row["requests"],
          row["good"], row["refused"],
          *(_number(row[key][rank]) for key in ("ttft_ms", "itl_ms", "queue_ms") for rank in ("p50", "p99")),
-         *(_kib(row["handoff"]["bytes"][rank]) for rank in ("p50", "p99")))
+         *(_kib(row["handoff"]["bytes"][rank]) for rank in ("p50", "p99")),
+         *(_number(row["handoff"]["wait_ms"][rank]) for rank in ("p50", "p99")))
         for row in rows
     ])
 
