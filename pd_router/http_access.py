@@ -10,7 +10,7 @@ from pd_engine.errors import Unauthenticated
 from pd_router.callers import Caller, Callers
 from pd_router.openai_errors import error_response
 
-OPEN_PATHS = frozenset({"/health", "/live"})
+OPEN_PATHS = frozenset({"/health", "/live", "/ui"})  # the page asks for a key itself
 
 
 class HttpAccess:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,6 +21,7 @@ from pd_router.body_bounds import BodyBounds
 from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher
 from pd_router.http_access import HttpAccess, caller_of
+from pd_router.live import LiveView
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
 from pd_router.openai_body import ChatBody, CompletionBody, Strict, parse_body
@@ -38,6 +40,13 @@ def json_schema(body: type[Strict]) -> dict[str, Any]:
     return body.model_json_schema()
 
 
+UI_PAGE = Path(__file__).parent / "ui" / "index.html"
+UI_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'",
+}
+
+
 class HttpDoor:
     """Everything behind the routes. `app` is the ASGI application."""
 
@@ -50,6 +59,9 @@ class HttpDoor:
         self._model = model
         self._registry = registry
         self._metrics = metrics
+        self._live = LiveView(
+            registry, model.served_name, lambda: dispatcher.num_running, lambda: dispatcher.num_waiting
+        )
         self._routes = FastAPI(title="pd-relay", docs_url=None, redoc_url=None)
         self._add_routes()
         self.app = HttpAccess(self._routes, callers)
@@ -70,6 +82,8 @@ class HttpDoor:
             ("/health", self.health),
             ("/live", self.live),
             ("/metrics", self.metrics),
+            ("/ui", self.ui),
+            ("/ui/data", self.ui_data),
         ):
             app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
         add_error_handlers(app)
@@ -122,6 +136,13 @@ class HttpDoor:
 
     async def live(self) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def ui(self) -> Response:
+        """The page; all that it shows comes from `ui_data`."""
+        return Response(UI_PAGE.read_bytes(), media_type="text/html; charset=utf-8", headers=UI_HEADERS)
+
+    async def ui_data(self) -> Response:
+        return JSONResponse(self._live.document(), headers={"cache-control": "no-store"})
 
     async def metrics(self) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

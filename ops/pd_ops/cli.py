@@ -23,9 +23,8 @@ log = logging.getLogger(__name__)
 # its own for a group of commands.
 COMMANDS = (
     "demo", "serve", "up", "down", "submit", "status", "memory", "scale", "autoscale", "drain", "roll", "role", "drill",
-    "stop",
-    "generate", "verify", "explain", "trace", "explain-model", "random-model", "doctor", "capacity", "bench", "cost",
-    "diagnose", "simulate", "kernels", "version",
+    "stop", "generate", "verify", "explain", "trace", "explain-model", "random-model", "doctor", "capacity", "bench",
+    "cost", "diagnose", "simulate", "kernels", "version",
 )
 
 
