@@ -2,61 +2,19 @@
 
 from __future__ import annotations
 
-import ssl
-from pathlib import Path
-from typing import Any
-
 import grpc
 import httpx
 import pytest
-import trustme
 
 from pd_engine.errors import InvalidArgument
 from pd_engine.settings import RouterSettings
 from pd_ops.client import router_client
 from pd_router.tls import Tls
+from support.certificates import Files
 from support.router_lab import PROMPT, RouterLab, router_lab, settings
 from support.toy_model import toy_generate
 
 BODY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-
-
-class Files:
-    """Paths of a CA's certificate, and of a server's and a client's pair that it signed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ca = str(folder / "ca.pem")
-        authority = trustme.CA()
-        authority.cert_pem.write_to_path(self.ca)
-        self.cert, self.key = _pair(authority.issue_cert("127.0.0.1", "localhost"), folder, "server")
-        self.client_cert, self.client_key = _pair(authority.issue_cert("client"), folder, "client")
-        stranger = trustme.CA().issue_cert("client")
-        self.strange_cert, self.strange_key = _pair(stranger, folder, "stranger")
-
-    def router(self, *, mutual: bool) -> dict[str, Any]:
-        return {"tls_cert": self.cert, "tls_key": self.key, "tls_client_ca": self.ca if mutual else None}
-
-    def environment(self, monkeypatch: pytest.MonkeyPatch, *, cert: str = "", key: str = "") -> None:
-        for name, value in (("CA", self.ca), ("CERT", cert), ("KEY", key)):
-            monkeypatch.setenv(f"PD_RELAY_TLS_{name}", value)
-
-    def credentials(self, *pair: str) -> grpc.ChannelCredentials:
-        """`pair`: certificate and key, or nothing."""
-        ca, *own = [Path(path).read_bytes() for path in (self.ca, *reversed(pair))]
-        return grpc.ssl_channel_credentials(ca, *own)
-
-    def http(self, lab: RouterLab, *pair: str) -> httpx.AsyncClient:
-        context = ssl.create_default_context(cafile=self.ca)
-        if pair:
-            context.load_cert_chain(*pair)
-        return httpx.AsyncClient(base_url=str(lab.http.base_url).replace("http:", "https:"), verify=context)
-
-
-def _pair(leaf: trustme.LeafCert, folder: Path, name: str) -> tuple[str, str]:
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    leaf.cert_chain_pems[0].write_to_path(str(cert))
-    leaf.private_key_pem.write_to_path(str(key))
-    return str(cert), str(key)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +32,7 @@ async def test_tls_at_both_doors(files: Files, monkeypatch: pytest.MonkeyPatch) 
     async with router_lab(settings(router=files.router(mutual=False))) as lab:
         files.environment(monkeypatch)
         assert await submit(lab) == toy_generate(PROMPT, 8)
-        async with files.http(lab) as http:
+        async with files.http(lab.http.base_url) as http:
             [choice] = (await http.post("/v1/completions", json=BODY)).json()["choices"]
             assert choice["token_ids"] == toy_generate(PROMPT, 8)
         with pytest.raises(grpc.aio.AioRpcError):  # plain text
@@ -87,10 +45,10 @@ async def test_mutual_tls_wants_a_certificate_of_the_ca(files: Files, monkeypatc
     async with router_lab(settings(router=files.router(mutual=True))) as lab:
         files.environment(monkeypatch, cert=files.client_cert, key=files.client_key)
         assert await submit(lab) == toy_generate(PROMPT, 8)
-        async with files.http(lab, files.client_cert, files.client_key) as http:
+        async with files.http(lab.http.base_url, files.client_cert, files.client_key) as http:
             assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         for pair in ((), (files.strange_cert, files.strange_key)):
-            async with files.http(lab, *pair) as http:
+            async with files.http(lab.http.base_url, *pair) as http:
                 with pytest.raises(httpx.HTTPError):
                     await http.get("/live")
             async with grpc.aio.secure_channel(lab.grpc_address, files.credentials(*pair)) as channel:
