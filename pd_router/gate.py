@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from pd_engine.errors import PdRelayError
 from pd_router.admission import Admission
@@ -118,10 +119,9 @@ class RoomGate:
                 called.set()
 
     async def _change(self, timeout_s: float | None) -> None:
-        try:
-            await asyncio.wait_for(self._registry.wait_change(), timeout_s)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):  # not `wait_for`: in Python 3.11 it may swallow a cancellation
+            async with asyncio.timeout(timeout_s):
+                await self._registry.wait_change()
 
     def _call_head(self) -> None:
         head = self._admission.line.head
