@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 import kv_transfer.pull
 from decode_worker.core import DecodeCore
 from decode_worker.endings import ChoiceEnds
+from decode_worker.host_tier import HostCopy
+from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import LeaseRecord
 from kv_transfer.quarantine import Quarantine
 from pd_engine.cache.blocks import BlockPool
+from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.tombstones import Tombstones
 from pd_router.attempt import Attempt
 from pd_router.releases import ReleaseQueue
@@ -125,8 +129,29 @@ def kept_block_given_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "hold", hold)
 
 
+def lease_not_renewed(patch: pytest.MonkeyPatch) -> None:
+    """A decode worker does not tell the source that it still wants what is pinned there."""
+    patch.setattr(DestinationBook, "renewals_due", lambda self, now_s: [])
+
+
+def epoch_not_renewed(patch: pytest.MonkeyPatch) -> None:
+    """A worker that begins another life has the epoch of the one before."""
+    right = Endpoint.__init__
+
+    def init(self: Endpoint, *, host: str, epoch: str, **arguments: Any) -> None:
+        right(self, host=host, epoch=hashlib.md5(host.encode()).hexdigest(), **arguments)
+
+    patch.setattr(Endpoint, "__init__", init)
+
+
+def copy_back_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A sequence comes back from host memory without its latents."""
+    patch.setattr(HostCopy, "load", lambda self, arena, block_ids, start, stop: None)
+
+
 FOUND_SOON: tuple[Plant, ...] = (
-    attempt_check_skipped, doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
-    tombstone_ignored, freed_while_computing, takeover_of_unverified_blocks, checksum_ignored, kept_block_given_twice,
+    doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
+    freed_while_computing, takeover_of_unverified_blocks, checksum_ignored, kept_block_given_twice,
+    lease_not_renewed, epoch_not_renewed, copy_back_forgotten,
 )
-FOUND_LATER: tuple[Plant, ...] = (lost_abort, no_quarantine)
+FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored, lost_abort, no_quarantine)

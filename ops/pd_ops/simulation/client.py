@@ -20,6 +20,7 @@ from pd_ops.simulation.network import Network
 from pd_ops.simulation.toy import STOP_TOKEN, oracle
 
 LAST_ARRIVAL_S = 3.0
+BUSY_S = 0.8  # within which the requests of a busy world come
 MAX_TRIES = 30
 TRY_AGAIN_S = 0.5
 
@@ -31,6 +32,7 @@ class Wish:
     Attributes:
         cancel_after: it is given up once so many tokens have come; None: never.
         router: the number of the router that is asked first.
+        sends_ids: when it comes back it says which tokens it has, not only how many.
     """
 
     name: str
@@ -42,18 +44,25 @@ class Wish:
     wants_logprobs: bool
     cancel_after: int | None
     router: int
+    sends_ids: bool
 
-    def message(self, request_id: str) -> api.GenerateRequest:
+    def message(self, has: Sequence[int]) -> api.GenerateRequest:
+        """For the rest, where the client has the first ones."""
         sampling = api.SamplingParams(
             temperature=1.0, max_tokens=self.max_tokens, speculate=self.speculate, seed=self.seed,
             stop_token_ids=[STOP_TOKEN], ignore_eos=True,
         )
         if self.wants_logprobs:
             sampling.logprobs = 0
-        return api.GenerateRequest(
-            request_id=request_id, tokenized=api.TokenizedInput(input_ids=self.prompt_ids), stream=True,
+        request = api.GenerateRequest(
+            request_id=self.name, tokenized=api.TokenizedInput(input_ids=self.prompt_ids), stream=True,
             sampling_params=sampling,
         )
+        if has and self.sends_ids:
+            request.resume_output_ids.add(ids=has)
+        elif has:
+            request.resume_from.append(len(has))
+        return request
 
     def expected(self) -> list[SampledToken]:
         params = SamplingParams(
@@ -63,24 +72,26 @@ class Wish:
         return oracle(self.prompt_ids, params, frozenset({STOP_TOKEN}))
 
 
-def plan_wishes(chance: random.Random, *, num_routers: int, max_slots: int) -> list[Wish]:
-    """Requests of one world, by time; many begin alike, as those of a conversation do."""
+def plan_wishes(chance: random.Random, *, num_routers: int, max_slots: int, is_busy: bool) -> list[Wish]:
+    """Requests of one world, by time; many begin alike, as those of a conversation do. `is_busy`: they are long, and
+    come at about the same time, so that there is not room for all."""
     openings = [[chance.randrange(100, 1_000) for _ in range(24)] for _ in range(2)]
     wishes: list[Wish] = []
-    for number in range(chance.randint(3, 9)):
+    for number in range(chance.randint(*((6, 9) if is_busy else (3, 9)))):
         shared = chance.choice(openings)[: chance.choice((0, 8, 16, 24))]
         if wishes and chance.random() < 0.3:  # the next turn of a conversation
             before = chance.choice(wishes)
             shared = [*before.prompt_ids, *(token.token_id for token in before.expected())][: max_slots - 30]
         prompt = [*shared, *(chance.randrange(100, 1_000) for _ in range(chance.randint(1, 20)))]
-        max_tokens = min(chance.choice((1, 2, 6, 16, 40)), max_slots - len(prompt))
+        max_tokens = min(chance.choice((6, 40, 40) if is_busy else (1, 2, 6, 16, 40)), max_slots - len(prompt))
         wishes.append(
             Wish(
-                name=f"request-{number}", at_s=chance.uniform(0.0, LAST_ARRIVAL_S), prompt_ids=tuple(prompt),
+                name=f"request-{number}", at_s=chance.uniform(0.0, BUSY_S if is_busy else LAST_ARRIVAL_S),
+                prompt_ids=tuple(prompt),
                 max_tokens=max_tokens, speculate=chance.choice((0, 1, 2)), seed=chance.randrange(1_000),
                 wants_logprobs=chance.random() < 0.3,
                 cancel_after=chance.randint(0, max_tokens) if chance.random() < 0.25 else None,
-                router=chance.randrange(num_routers),
+                router=chance.randrange(num_routers), sends_ids=chance.random() < 0.7,
             )
         )
     return sorted(wishes, key=lambda wish: wish.at_s)
@@ -107,6 +118,7 @@ class Client:
         self._complain = complain
         self._tell = tell
         self._expected = wish.expected()
+        self._has: list[int] = []
 
     async def run(self) -> None:
         for attempt in range(MAX_TRIES):
@@ -116,7 +128,7 @@ class Client:
                 f"{'' if self.wish.cancel_after is None else f', gives up after {self.wish.cancel_after}'}"
             )
             try:
-                self.ended = await self._ask(address, f"{self.wish.name}-{attempt}")
+                self.ended = await self._ask(address)
                 self._tell(f"ends: {self.ended}")
                 return
             except PdRelayError as error:
@@ -127,11 +139,11 @@ class Client:
             await asyncio.sleep(TRY_AGAIN_S)
         self._complain(f"{self.wish.name} was refused {MAX_TRIES} times; at last: {last.message}")
 
-    async def _ask(self, address: str, request_id: str) -> str:
+    async def _ask(self, address: str) -> str:
         """How it has ended. Raises typed errors."""
         stub = api_pb2_grpc.PdRelayStub(MemoryChannel(self._network, address))
-        call = stub.Generate(self.wish.message(request_id))
-        num_tokens = 0
+        call = stub.Generate(self.wish.message(self._has))
+        num_before = len(self._has)
         complete: api.GenerateComplete | None = None
         try:
             if self.wish.cancel_after == 0:
@@ -139,27 +151,27 @@ class Client:
                 return "given up"
             async for response in call:
                 if complete is not None:
-                    self._complain(f"{request_id}: a message after the last one")
+                    self._complain(f"{self.wish.name}: a message after the last one")
                 if response.HasField("chunk"):
-                    num_tokens = self._check_chunk(request_id, response.chunk, num_tokens)
-                    if self.wish.cancel_after is not None and num_tokens >= self.wish.cancel_after:
+                    self._take_chunk(response.chunk)
+                    if self.wish.cancel_after is not None and len(self._has) >= self.wish.cancel_after:
                         return "given up"
                 else:
                     complete = response.complete
-                    self._check_complete(request_id, complete, num_tokens)
+                    self._check_complete(complete)
         except grpc.aio.AioRpcError as error:
-            if num_tokens and error.details() != CONNECTION_LOST:
-                self._complain(f"{request_id} has failed after {num_tokens} tokens: {error.details()}")
+            if len(self._has) > num_before and error.details() != CONNECTION_LOST:
+                self._complain(f"{self.wish.name} has failed after {len(self._has)} tokens: {error.details()}")
             raise typed_error(error) from None
         finally:
             call.cancel()
         if complete is None:
-            self._complain(f"{request_id}: the stream ended without a last message")
+            self._complain(f"{self.wish.name}: the stream ended without a last message")
             return "nothing"
-        return f"{complete.finish_reason}, {num_tokens} tokens"
+        return f"{complete.finish_reason}, {len(self._has)} tokens"
 
-    def _check_chunk(self, request_id: str, chunk: api.GenerateStreamChunk, num_tokens: int) -> int:
-        """Returns how many tokens there are now."""
+    def _take_chunk(self, chunk: api.GenerateStreamChunk) -> None:
+        request_id, num_tokens = self.wish.name, len(self._has)
         if chunk.index != num_tokens:
             self._complain(f"{request_id}: a chunk begins at index {chunk.index}, after {num_tokens} tokens")
         end = num_tokens + len(chunk.token_ids)
@@ -171,9 +183,10 @@ class Client:
         ]:
             self._complain(f"{request_id}: logprobs {num_tokens} to {end - 1} are not the oracle's")
         self._tell(f"has {end} tokens")
-        return end
+        self._has += chunk.token_ids
 
-    def _check_complete(self, request_id: str, complete: api.GenerateComplete, num_tokens: int) -> None:
+    def _check_complete(self, complete: api.GenerateComplete) -> None:
+        request_id, num_tokens = self.wish.name, len(self._has)
         expected = [token.token_id for token in self._expected]
         if list(complete.output_ids) != expected or num_tokens != len(expected):
             self._complain(f"{request_id}: ended with {num_tokens} of {len(expected)} tokens, or other ones")

@@ -28,6 +28,7 @@ STORMS = {FaultName.SLOW: "slow", FaultName.LOST_REPLIES: "lost", FaultName.DUPL
 
 class SimulatedCluster:
     """Args:
+    has_long_steps: its workers take several steps a second, not a hundred.
     chance: random numbers for what is named.
     tell, complain: what happens, and what never may.
     on_end: told of each journey that has ended in a router.
@@ -41,12 +42,13 @@ class SimulatedCluster:
     """
 
     def __init__(
-        self, loop: VirtualLoop, *, worker_names: Sequence[str], router_names: Sequence[str],
+        self, loop: VirtualLoop, *, worker_names: Sequence[str], router_names: Sequence[str], has_long_steps: bool,
         chance: Callable[[str], random.Random], tell: Callable[[Process | None, str], None],
         complain: Callable[[str], None], on_end: Callable[[Journey], None],
     ) -> None:
         self.worker_names = worker_names
         self.router_names = router_names
+        self._has_long_steps = has_long_steps
         self.weather = SeededWeather(random=chance("network"))
         self.network = Network(loop, self.weather)
         self.workers: dict[str, SimulatedWorker] = {}
@@ -127,8 +129,8 @@ class SimulatedCluster:
         )
         around = SimulatedSurroundings(
             process=process, network=self.network, places=self._places, witness=self._witness,
-            pace=SeededPace(self._chance(f"pace {process.label}")), faults=FetchFaults(draw),
-            num_blocks=NUM_BLOCKS[role], new_id=self._new_id,
+            pace=SeededPace(self._chance(f"pace {process.label}"), has_long_steps=self._has_long_steps),
+            faults=FetchFaults(draw), num_blocks=NUM_BLOCKS[role], new_id=self._new_id,
             complain=lambda text: self._complain(f"{process.label}: {text}"),
         )
 

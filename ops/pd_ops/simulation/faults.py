@@ -9,6 +9,7 @@ from enum import Enum
 
 FIRST_S, LAST_S = 0.2, 4.0
 MAX_FAULTS = 6
+ROUTER_SHARE = 0.3  # of the processes that are killed or stopped, where there is a router to spare
 
 
 class FaultName(Enum):
@@ -72,7 +73,7 @@ def plan_faults(chance: random.Random, *, workers: Sequence[str], routers: Seque
         name = chance.choices(names, [_KINDS[each].weight for each in names])[0]
         targets = list(workers)
         if name in (FaultName.CRASH, FaultName.STOP):
-            targets += routers[1:]
+            targets = list(routers[1:]) if routers[1:] and chance.random() < ROUTER_SHARE else targets
         elif name is FaultName.BAD_FETCHES:
             targets = [each for each in workers if each.startswith("decode")]
         target = chance.choice(targets)

@@ -32,6 +32,7 @@ class Watch:
     tell: Callable[[Process, str, bool], None]
     complain: Callable[[str], None]
     has_verified: Callable[[str, int], bool]
+    _lives: dict[str, Process] = field(default_factory=dict)
     _attempts: dict[tuple[Process, str], _Attempts] = field(default_factory=dict)
 
     def called(self, server: Process, call: Call, request: Any) -> None:
@@ -42,6 +43,9 @@ class Watch:
             self.complain(f"the handoff of {_name(request.journey)} is committed before it is verified")
 
     def answered(self, server: Process, call: Call, request: Any, reply: Any) -> None:
+        epoch = getattr(reply, "epoch", "")
+        if epoch and self._lives.setdefault(epoch, server) is not server:
+            self.complain(f"{server.label} has the epoch of {self._lives[epoch].label}")
         if isinstance(request, pb.ReserveRequest):
             self._granted(server, request.journey)
         if isinstance(request, pb.ReleaseRequest):

@@ -15,6 +15,7 @@ SLOW_MESSAGE_SHARE = 0.02
 STEP_S = (0.004, 0.03)
 SLOW_STEP_SHARE = 0.03
 SLOW_STEP = 25     # times as long
+LONG_STEP_S = (0.06, 0.25)  # of a world of long steps, in which a prompt takes longer than a lease
 HOP_S = (0.00005, 0.002)
 AGAIN_S = (0.001, 3.0)
 SLOW_S = (0.05, 1.5)
@@ -78,15 +79,19 @@ class SeededWeather:
 
 
 class SeededPace:
-    """Of one process."""
+    """Of one process. `has_long_steps`: all are alike, and long."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *, has_long_steps: bool) -> None:
         self._random = chance
+        self._has_long_steps = has_long_steps
         self._speed = chance.choice((0.5, 1.0, 1.0, 2.0))
         self._step_s = 0.0
         self._worked_s = 0.0
 
     def step_s(self) -> float:
+        if self._has_long_steps:
+            self._step_s = self._random.uniform(*LONG_STEP_S)
+            return self._step_s
         self._step_s = self._random.uniform(*STEP_S) * self._speed
         if self._random.random() < SLOW_STEP_SHARE:
             self._step_s *= SLOW_STEP

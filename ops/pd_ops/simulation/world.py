@@ -20,6 +20,9 @@ from pd_router.journey import Journey
 RECOVERY_S = 25.0  # after the last trouble and the last arrival: until every request must have ended
 SETTLE_S = 15.0    # after that: until nothing may be left anywhere
 RELEASE_S = 1.0    # after the end of a journey while all is calm: until it holds no block
+LONG_STEPS_SHARE = 0.3  # of all worlds: few workers and long requests, most of them at one time
+QUIET_SHARE = 0.5  # of these: nothing goes wrong, so that nothing may fail
+LONG_FACTOR = 2.0  # of what is waited for in such a world
 LOOK_S = 0.25
 MAX_SLOTS = (NUM_BLOCKS["decode"] - 2) * SETTINGS.engine.block_size  # of one request
 
@@ -42,17 +45,21 @@ class World:
         self.is_over = False
         self.loop = VirtualLoop(self._after_event, self._on_error)  # type: ignore[abstract]  # no sockets, no signals
         chance = self._chance("world")
-        counts = {role: chance.randint(1, 2) for role in NUM_BLOCKS}
+        self._has_long_steps = chance.random() < LONG_STEPS_SHARE
+        counts = {role: 1 if self._has_long_steps else chance.randint(1, 2) for role in NUM_BLOCKS}
+        is_quiet = self._has_long_steps and chance.random() < QUIET_SHARE
         self.cluster = SimulatedCluster(
             self.loop, worker_names=[f"{role}-{number}" for role in counts for number in range(counts[role])],
             router_names=[f"router-{number}" for number in range(chance.randint(1, 2))],
-            chance=self._chance, tell=self.tell, complain=self.complain, on_end=self._journey_ended,
+            has_long_steps=self._has_long_steps, chance=self._chance, tell=self.tell, complain=self.complain,
+            on_end=self._journey_ended,
         )
-        self.troubles = plan_faults(
+        self.troubles = [] if is_quiet else plan_faults(
             self._chance("faults"), workers=self.cluster.worker_names, routers=self.cluster.router_names
         )
         self.wishes = plan_wishes(
-            self._chance("clients"), num_routers=len(self.cluster.router_names), max_slots=MAX_SLOTS
+            self._chance("clients"), num_routers=len(self.cluster.router_names), max_slots=MAX_SLOTS,
+            is_busy=self._has_long_steps,
         )
         self.clients: list[Client] = []
 
@@ -76,10 +83,11 @@ class World:
         strikes = [self.loop.create_task(self._strike(trouble, begun_s)) for trouble in self.troubles]
         ends_s = [trouble.at_s + trouble.seconds for trouble in self.troubles]
         last_s = begun_s + max([self.wishes[-1].at_s, *ends_s])
-        await asyncio.wait(asks, timeout=last_s + RECOVERY_S - self.loop.now_s)
+        recovery_s = RECOVERY_S * (LONG_FACTOR if self._has_long_steps else 1.0)
+        await asyncio.wait(asks, timeout=last_s + recovery_s - self.loop.now_s)
         for client in self.clients:
             if client.ended is None:
-                self.complain(f"{client.wish.name} has not ended {RECOVERY_S:g} s after all troubles were over")
+                self.complain(f"{client.wish.name} has not ended {recovery_s:g} s after all troubles were over")
         self._check_violations()
         await asyncio.gather(*strikes)
         await self._settle()
