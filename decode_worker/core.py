@@ -14,7 +14,7 @@ from decode_worker.blocks import ChoiceBlocks
 from decode_worker.choice_book import ChoiceBook
 from decode_worker.choice_state import BEGUN, HANDED_OVER, LEASED, ChoiceRecord, ChoiceState, ReserveSpec
 from decode_worker.endings import ChoiceEnds
-from decode_worker.handoff_state import handed_over, handoff_message, is_worth_another_try
+from decode_worker.handoff_state import check_tokens, handed_over, handoff_message, is_worth_another_try
 from decode_worker.local_choices import LocalChoices
 from decode_worker.reservation import num_blocks_granted
 from decode_worker.room import RoomKeeper
@@ -22,8 +22,9 @@ from decode_worker.runner import DecodeRunner
 from decode_worker.silence import RouterWatch
 from decode_worker.step_results import StepResults
 from decode_worker.tokens_hub import TokensHub
-from kv_transfer.destination import HandoffDestination, Lease, PullResult
+from kv_transfer.destination import HandoffDestination
 from kv_transfer.journey import Clock, JourneyKey, PrefixSource, SourceInfo
+from kv_transfer.lease import Lease, PullResult
 from kv_transfer.prefix_fetch import PrefixFetcher
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import (
@@ -230,15 +231,16 @@ class DecodeCore:
         closing, first_token_id = result.closing, result.closing.first_token_id
         assert first_token_id is not None, f"{key}: a prefix is no prompt"
         self._hub.set_handoff(key, handoff_message(result, record.spec.report_block_checksums))
-        if closing.finish_reason is None:
-            try:
+        try:
+            check_tokens(closing, self._runner.engine.config.vocab_size)
+            if closing.finish_reason is None:
                 sequence = handed_over(
                     self._runner.engine, record.name, record.spec.choice, closing, list(record.block_ids),
                     num_mtp_tokens=num_mtp_tokens,
                 )
-            except PdRelayError as error:
-                self.ends.fail(record, error)
-                return
+        except PdRelayError as error:
+            self.ends.fail(record, error)
+            return
         self._blocks.grew(record, [first_token_id], num_mtp_tokens)
         self._hub.push(key, [SampledToken(token_id=first_token_id, logprobs=closing.logprobs)])
         if closing.finish_reason is not None:

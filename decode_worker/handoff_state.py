@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kv_transfer.destination import PullResult
+from kv_transfer.lease import PullResult
 from kv_transfer.manifest import Closing, HiddenState
 from pd_engine.cache.arena import TORCH_DTYPES
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
-from pd_engine.errors import DeadlineExceeded, FailedPrecondition, PdRelayError
+from pd_engine.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PdRelayError
 from pd_engine.sequence import Sequence
 from pd_engine.service.requests import Choice
 
@@ -24,15 +24,10 @@ def handed_over(
         num_mtp_tokens: leading positions whose MTP slots are final; it never drafts where these are not all.
 
     Raises:
-        FailedPrecondition: the source's MTP state is missing or is not of this model's shape, or its first token is
-            none of the vocabulary.
+        FailedPrecondition: the source's MTP state is missing or is not of this model's shape.
     """
     num_computed, first_token_id = len(choice.token_ids), closing.first_token_id
     assert first_token_id is not None, f"{name}: a prefix is no prompt"
-    if first_token_id >= engine.config.vocab_size:
-        raise FailedPrecondition(
-            f"the handed over token is {first_token_id}; the vocabulary has {engine.config.vocab_size}"
-        )
     return Sequence(
         name=name,
         token_ids=[*choice.token_ids, first_token_id],
@@ -47,6 +42,16 @@ def handed_over(
     )
 
 
+def check_tokens(closing: Closing, vocab_size: int) -> None:
+    """Raises:
+    FailedPrecondition: a token that the source names is none of the vocabulary.
+    """
+    top = () if closing.logprobs is None else closing.logprobs.top
+    named = [closing.first_token_id or 0, *(token_id for token_id, _ in top)]
+    if max(named) >= vocab_size:
+        raise FailedPrecondition(f"the source names token {max(named)}; the vocabulary has {vocab_size}")
+
+
 def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
     checksums = [int(value) for value in result.checksums.reshape(-1)] if with_checksums else []
     return pb.HandoffDone(
@@ -58,8 +63,9 @@ def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:
 
 def is_worth_another_try(error: PdRelayError) -> bool:
     """Whether the router should place the journey again after this failure of its handoff: a peer that did not answer
-    in time is a reason for that, although a deadline of the request itself would not be."""
-    return error.retryable or isinstance(error, DeadlineExceeded)
+    in time, called it off or said what cannot be is a reason for that, although it would not be in answer to a request.
+    Workers that cannot hand over at all (`FailedPrecondition`) are to be seen."""
+    return error.retryable or isinstance(error, (DeadlineExceeded, Cancelled, InvalidArgument))
 
 
 def _pending_hidden(engine: Engine, hidden: HiddenState | None) -> Tensor:

@@ -13,8 +13,8 @@ from decode_worker.local_prefill import LocalFirst, PromptReport
 from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner
 from decode_worker.tokens_hub import TokensHub
-from kv_transfer.destination import Lease
 from kv_transfer.journey import Clock, PrefixSource
+from kv_transfer.lease import Lease
 from kv_transfer.prefix_fetch import PrefixFetcher
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError, ResourceExhausted

@@ -16,9 +16,10 @@ from decode_worker.room import RoomKeeper
 from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.service import DecodeService, DecodeWorkerService
 from decode_worker.tokens_hub import TokensHub
-from kv_transfer.destination import HandoffDestination, PullResult
+from kv_transfer.destination import HandoffDestination
 from kv_transfer.holds import PrefixHolder
 from kv_transfer.journey import JourneyKey
+from kv_transfer.lease import PullResult
 from kv_transfer.prefix_fetch import PrefixFetcher
 from kv_transfer.source import HandoffSource
 from kv_transfer.surroundings import ProcessSurroundings, Surroundings
@@ -115,7 +116,7 @@ class DecodeWorker:
             arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
             address=address, settings=self._settings.transfer,
             transports=self._around.source_transports(), checksums=range_checksums, clock=self._around.clock,
-            new_id=self._around.new_id, publisher=self._around.publisher,
+            new_id=self._around.new_id, publisher=self._around.publisher, on_crash=self._on_crash,
         )
         await source.start()
         self._holder = PrefixHolder(
@@ -247,7 +248,8 @@ class DecodeWorker:
             arena=engine.arena, pool=engine.pool, fingerprint=engine.fingerprint, worker_id=self._worker_id,
             epoch=self._endpoint.epoch, settings=self._settings.transfer, transports=transports,
             checksums=range_checksums, clock=self._around.clock, open_channel=self._around.open_channel,
-            on_complete=on_complete, on_failed=on_failed, on_expired=core.on_lease_expired, new_id=self._around.new_id,
+            on_complete=on_complete, on_failed=on_failed, on_expired=core.on_lease_expired, on_crash=self._on_crash,
+            new_id=self._around.new_id,
         )
 
     def _add_services(self, core: DecodeCore, source: HandoffSource, holder: PrefixHolder) -> None:

@@ -8,79 +8,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
-import numpy as np
-import numpy.typing as npt
 
 from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import Broke, Completed, Ended, LeaseRecord, LeaseState
 from kv_transfer.host import host_id
 from kv_transfer.journey import Clock, JourneyKey, PrefixSource, SourceInfo
-from kv_transfer.manifest import Closing, Hello
+from kv_transfer.lease import Lease, OnComplete, OnExpired, OnFailed, PullResult
+from kv_transfer.manifest import Hello
 from kv_transfer.peers import Peers
 from kv_transfer.prefix_calls import HeldPrefix, PrefixCalls, WantedPrefix
 from kv_transfer.pull import PullDesk
+from kv_transfer.ticker import TICKS_A_LEASE, OnCrash, Ticker, ignore_crash
 from kv_transfer.transfer_totals import TransferTotals
 from kv_transfer.transport import Checksums, PullTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
-from pd_engine.errors import PdRelayError
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.settings import TransferSettings
 
 log = logging.getLogger(__name__)
-
-TICKS_A_LEASE = 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lease:
-    """A deadline-bound right to blocks of this worker.
-
-    Attributes:
-        lease_id: 32 hexadecimal digits.
-        lease_ms: how long it lives without renewal.
-        num_held_blocks: leading blocks that need not be sent: those given to `reserve`, or those that an earlier
-            attempt has verified.
-        block_ids: all blocks of the sequence in order, the held ones first.
-    """
-
-    lease_id: str
-    lease_ms: int
-    num_held_blocks: int
-    block_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PullResult:
-    """A handoff that is complete and verified.
-
-    Attributes:
-        block_ids: now the caller's, held in the pool under `key.owner`; empty if the first token ended the request
-            (`closing.finish_reason` is set): then the lease has been released.
-        num_bytes: valid slots not already held x bytes a token.
-        num_hidden_bytes: of these, verified before the source said that the prompt was computed.
-        pull_s, exposed_s: from the pull's beginning, and from when the source said so, until everything was here.
-        checksums: uint64 [components, blocks of the prompt], each over the valid slots; 0 for held blocks.
-    """
-
-    block_ids: tuple[int, ...]
-    closing: Closing
-    num_bytes: int
-    num_hidden_bytes: int
-    pull_s: float
-    exposed_s: float
-    transport: str
-    checksums: npt.NDArray[np.uint64]
-
-
-OnComplete = Callable[[JourneyKey, PullResult], None]
-OnFailed = Callable[[JourneyKey, PdRelayError, tuple[int, ...]], None]
-OnExpired = Callable[[JourneyKey], None]
-
 
 def _ignore(key: JourneyKey) -> None:
     return
@@ -98,6 +47,7 @@ class HandoffDestination:
             that are missing. The lease lives on until `release`, expiry or a `reserve` with a higher attempt, which
             keeps the leading verified blocks.
         on_expired: a lease has ended because nobody renewed it (after `on_failed` if it was pulling).
+        on_crash: its books are broken: nothing expires any more.
         new_id: names for leases.
     """
 
@@ -105,7 +55,7 @@ class HandoffDestination:
         self, *, arena: Arena, pool: BlockPool, fingerprint: str, worker_id: str, epoch: str,
         settings: TransferSettings, transports: Sequence[PullTransport], checksums: Checksums, clock: Clock,
         open_channel: Callable[[str], grpc.aio.Channel], on_complete: OnComplete, on_failed: OnFailed,
-        on_expired: OnExpired = _ignore, new_id: NewId = random_id,
+        on_expired: OnExpired = _ignore, on_crash: OnCrash = ignore_crash, new_id: NewId = random_id,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -113,6 +63,7 @@ class HandoffDestination:
         self._on_complete = on_complete
         self._on_failed = on_failed
         self._on_expired = on_expired
+        self._on_crash = on_crash
         self._book = DestinationBook(
             arena.layout, pool, max_bytes_in_flight=settings.max_bytes_in_flight, max_refetches=settings.max_refetches
         )
@@ -128,18 +79,17 @@ class HandoffDestination:
             clock=clock, settle=self._settle,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ticker: asyncio.Task[None] | None = None
+        self._ticker = Ticker(
+            "kv-destination-ticks", settings.lease_ms / 1000 / TICKS_A_LEASE, self._tick_and_sweep, on_crash
+        )
 
     async def start(self) -> None:
         """Starts the timer that calls `tick`."""
-        self._ticker = asyncio.create_task(self._tick_for_ever(), name="kv-destination-ticks")
+        self._ticker.start()
 
     async def stop(self) -> None:
         """Releases every lease, waits (bounded) for transfers in flight, closes channels and connections."""
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
-            self._ticker = None
+        await self._ticker.stop()
         for key in self._book.live_keys():
             self.release(key.journey_id, key.attempt)
         while self._tasks:
@@ -251,7 +201,16 @@ class HandoffDestination:
         return self._book.num_quarantined
 
     def _settle(self) -> None:
-        """Acts on what the book says has happened, then fetches what may be fetched."""
+        """Acts on what the book says has happened, then fetches what may be fetched. If that breaks, the worker does:
+        whoever owns the blocks does not know it."""
+        try:
+            self._act()
+        except Exception as error:
+            log.exception("the books of handoffs are broken")
+            asyncio.get_running_loop().call_soon(self._on_crash, error)
+            raise
+
+    def _act(self) -> None:
         for news in self._book.take_news():
             match news:
                 case Completed(lease):
@@ -291,8 +250,6 @@ class HandoffDestination:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tick_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.lease_ms / 1000 / TICKS_A_LEASE)
-            self.tick(self._clock())
-            await self._peers.sweep()
+    async def _tick_and_sweep(self) -> None:
+        self.tick(self._clock())
+        await self._peers.sweep()

@@ -105,7 +105,9 @@ class Peers:
                 await self._drop(key)
         for key in [key for key, lock in self._connecting.items() if key not in self._links and not lock.locked()]:
             del self._connecting[key]
-        for life in [life for life, entry in self._channels.items() if entry.used_s < too_old_s]:
+        pulling = {epoch for (epoch, _), link in self._links.items() if link.num_pulls}
+        idle = [life for life, entry in self._channels.items() if entry.used_s < too_old_s and life[1] not in pulling]
+        for life in idle:
             await self._channels.pop(life).channel.close()
 
     async def close(self) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from kv_transfer.destination import HandoffDestination, PullResult
+from kv_transfer.destination import HandoffDestination
 from kv_transfer.journey import JourneyKey, PrefixSource
+from kv_transfer.lease import PullResult
 from kv_transfer.prefix_calls import HeldPrefix, WantedPrefix
 from pd_engine.errors import DeadlineExceeded, PdRelayError
 from pd_engine.service.ids import NewId

@@ -83,7 +83,9 @@ class PullDesk:
         reader = self._manifests[lease] = asyncio.create_task(self._read(lease, source))
         try:
             await asyncio.wait([reader])
-            error = None if reader.cancelled() else reader.exception()
+            # A call that its channel or its server has cancelled ends like one that we have cancelled: then the lease
+            # still pulls.
+            error = Unavailable("the manifest was cut off") if reader.cancelled() else reader.exception()
             if error is not None:
                 self._book.break_pull(lease, _typed(error, f"pull of {lease.key}"))
             self._settle()
@@ -107,6 +109,7 @@ class PullDesk:
         transport says that it cannot write any more."""
         if fetch.lease not in self._links:  # it ended before this began
             self._book.quiesced(fetch)
+            self._settle()  # others may have its place
             return
         link, num_source_blocks = self._links[fetch.lease]
         link.num_pulls += 1

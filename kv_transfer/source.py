@@ -19,6 +19,7 @@ from kv_transfer.publisher import Progress, Publisher
 from kv_transfer.source_book import SourceBook
 from kv_transfer.source_service import Holder, KvSourceService, PieceStreams
 from kv_transfer.source_state import MARGIN_S, SourceEnd, SourceHandoff
+from kv_transfer.ticker import TICKS_A_LEASE, OnCrash, Ticker, ignore_crash
 from kv_transfer.transport import Checksums, SourceTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.layout import CacheLayout
@@ -30,7 +31,6 @@ from pd_engine.settings import TransferSettings
 log = logging.getLogger(__name__)
 
 OnEnd = Callable[[JourneyKey, SourceEnd], None]
-TICKS_A_LEASE = 20
 
 
 class HandoffSource:
@@ -46,12 +46,13 @@ class HandoffSource:
         transports: what pullers may connect to; started and stopped with the source.
         new_id: names for capabilities.
         publisher: announces pieces in its own thread.
+        on_crash: its books are broken: nothing expires any more.
     """
 
     def __init__(
         self, *, arena: Arena, fingerprint: str, worker_id: str, epoch: str, address: str, settings: TransferSettings,
         transports: Sequence[SourceTransport], checksums: Checksums, clock: Clock, new_id: NewId = random_id,
-        publisher: type[Publisher] = Publisher,
+        publisher: type[Publisher] = Publisher, on_crash: OnCrash = ignore_crash,
     ) -> None:
         self.address = address
         self._arena = arena
@@ -65,6 +66,7 @@ class HandoffSource:
         self._host_id = host_id()
         self._book = SourceBook(epoch)
         self._on_end: dict[JourneyKey, OnEnd] = {}
+        self._on_crash = on_crash
         self._streams = PieceStreams()
         self._publisher = publisher(
             checksums if settings.checksums else None,
@@ -73,7 +75,10 @@ class HandoffSource:
             on_error=lambda key, error: self._in_loop(self._failed, key, error),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self._is_started = False
+        self._ticker = Ticker(
+            "kv-source-ticks", settings.lease_ms / 1000 / TICKS_A_LEASE, self._tick_now, on_crash
+        )
 
     @property
     def layout(self) -> CacheLayout:
@@ -85,17 +90,17 @@ class HandoffSource:
         for transport in self._transports:
             await transport.start(self._arena, self._epoch, self._readable_blocks)
         self._publisher.start()
-        self._ticker = asyncio.create_task(self._tick_for_ever(), name="kv-source-ticks")
+        self._ticker.start()
+        self._is_started = True
 
     async def stop(self) -> None:
         """Ends every handoff (released) and stops what `start` started. Safe to call twice."""
         for key in self._book.live_keys():
             self.release(key.journey_id, key.attempt)
-        if self._ticker is None:
+        if not self._is_started:
             return
-        self._ticker.cancel()
-        await asyncio.gather(self._ticker, return_exceptions=True)
-        self._ticker = None
+        self._is_started = False
+        await self._ticker.stop()
         await asyncio.to_thread(self._publisher.stop)
         for transport in self._transports:
             await transport.stop()
@@ -194,11 +199,17 @@ class HandoffSource:
         )
 
     def settle(self) -> None:
-        """Tells whoever must know of the handoffs that have ended: their owner, their stream, the publisher."""
-        for handoff in self._book.take_ended():
-            self._publisher.forget(handoff.key)
-            self._streams.wake(handoff)
-            self._on_end.pop(handoff.key)(handoff.key, SourceEnd(handoff.state.value))
+        """Tells whoever must know of the handoffs that have ended: their owner, their stream, the publisher. If that
+        breaks, the worker does: who owns the blocks does not know it."""
+        try:
+            for handoff in self._book.take_ended():
+                self._publisher.forget(handoff.key)
+                self._streams.wake(handoff)
+                self._on_end.pop(handoff.key)(handoff.key, SourceEnd(handoff.state.value))
+        except Exception as error:
+            log.exception("the books of handoffs are broken")
+            self._in_loop(self._on_crash, error)
+            raise
 
     def _readable_blocks(self, token: str) -> frozenset[int] | None:
         """What a transport's own threads ask before they read."""
@@ -223,7 +234,5 @@ class HandoffSource:
         except RuntimeError:  # the loop is closed: nobody is left to be told
             log.info("a publication came after the event loop was closed")
 
-    async def _tick_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.lease_ms / 1000 / TICKS_A_LEASE)
-            self.tick(self._clock())
+    async def _tick_now(self) -> None:
+        self.tick(self._clock())

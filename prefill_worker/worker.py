@@ -96,7 +96,7 @@ class PrefillWorker:
             arena=engine.arena, fingerprint=engine.fingerprint, worker_id=self._worker_id, epoch=self._endpoint.epoch,
             address=address, settings=self._settings.transfer,
             transports=transports, checksums=self._spoilt or range_checksums, clock=self._around.clock,
-            new_id=self._around.new_id, publisher=self._around.publisher,
+            new_id=self._around.new_id, publisher=self._around.publisher, on_crash=self._on_crash,
         )
         await self._source.start()
         cache = prefix_cache(engine, self._cache_log, is_on=self._settings.engine.prefix_cache)
@@ -220,7 +220,7 @@ class PrefillWorker:
             epoch=self._endpoint.epoch, settings=self._settings.transfer,
             transports=self._around.pull_transports(engine.arena), checksums=range_checksums, clock=self._around.clock,
             open_channel=self._around.open_channel, on_complete=fetcher.on_pulled, on_failed=fetcher.on_pull_failed,
-            new_id=self._around.new_id,
+            on_crash=self._on_crash, new_id=self._around.new_id,
         )
 
     def _add_services(self, core: PrefillCore, source: HandoffSource, holder: PrefixHolder) -> None:

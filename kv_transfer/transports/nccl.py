@@ -116,6 +116,8 @@ class NcclConnection:
             raise
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
+        if self._is_dead:
+            raise Unavailable("the source is gone")
         return await self._fetches.run(
             self._executor, partial(self._run, spans, token), num_bytes=spans.num_bytes, timeout_s=timeout_s,
             on_abandoned=self._break_off,

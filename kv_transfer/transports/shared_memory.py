@@ -141,6 +141,7 @@ class SharedMemoryConnection:
         self._copy = copy
         self._executor = executor
         self._fetches = Fetches()
+        self._is_closed = False
         self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-shared-memory-watch")
 
     @property
@@ -148,6 +149,8 @@ class SharedMemoryConnection:
         return not self._watcher.done()
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
+        if self._is_closed:
+            raise Unavailable("the connection has been closed")
         return await self._fetches.run(
             self._executor, partial(self._run, spans), num_bytes=spans.num_bytes, timeout_s=timeout_s
         )
@@ -157,6 +160,7 @@ class SharedMemoryConnection:
 
     async def close(self) -> None:
         """Also unmaps the arena, when nothing reads it any more."""
+        self._is_closed = True
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
         await self._fetches.abandon()

@@ -95,6 +95,7 @@ class TcpConnection:
         self._unfinished: dict[asyncio.Future[Fetched], _Stream] = {}
         self._numbers = itertools.count(1)
         self._is_dead = False
+        self._is_closed = False
 
     @property
     def usable(self) -> bool:
@@ -112,6 +113,9 @@ class TcpConnection:
         try:
             async with asyncio.timeout(timeout_s), self._may_fetch:
                 stream = self._idle.pop() if self._idle else await self._open(token, timeout_s)
+                if self._is_closed:
+                    stream.sock.close()
+                    raise Unavailable("the connection has been closed")
                 return await self._fetch_on(stream, spans, token)
         except TimeoutError:
             raise DeadlineExceeded(f"{spans.num_bytes} bytes did not come within {timeout_s} s") from None
@@ -125,7 +129,7 @@ class TcpConnection:
             await asyncio.wait(stopped)
 
     async def close(self) -> None:
-        self._is_dead = True
+        self._is_dead = self._is_closed = True
         for stream in [*self._unfinished.values(), *self._idle]:
             stream.hang_up()
         if self._unfinished:

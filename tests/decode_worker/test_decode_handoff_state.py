@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from decode_worker.handoff_state import handed_over
+from decode_worker.handoff_state import check_tokens, handed_over, is_worth_another_try
 from kv_transfer.journey import JourneyKey
 from kv_transfer.manifest import Closing, HiddenState
 from pd_engine.engine import Engine
-from pd_engine.errors import FailedPrecondition
+from pd_engine.errors import (
+    Cancelled,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Gone,
+    InvalidArgument,
+    PdRelayError,
+    Unavailable,
+)
 from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.sequence import SampledToken, Sequence, TokenLogprobs
@@ -105,7 +114,22 @@ def test_mtp_mismatch(engine: Engine, hidden_1D: torch.Tensor, hidden: HiddenSta
         handed_over(engine, "n", CHOICE, closing, [3, 4], num_mtp_tokens=3)
 
 
-def test_a_token_outside_the_vocabulary_is_refused(engine: Engine, hidden_1D: torch.Tensor) -> None:
-    closing = dataclasses.replace(closing_of(hidden_1D), first_token_id=4096)
+@pytest.mark.parametrize("named", [
+    {"first_token_id": 4096}, {"logprobs": TokenLogprobs(logprob=-1.0, top=((3, -1.0), (4096, -2.0)))},
+])
+def test_a_token_outside_the_vocabulary_is_refused(
+    engine: Engine, hidden_1D: torch.Tensor, named: dict[str, Any]
+) -> None:
+    """Whether it ends the request or not, before anybody is told."""
+    check_tokens(closing_of(hidden_1D), engine.config.vocab_size)
+    closing = dataclasses.replace(closing_of(hidden_1D), **named)
     with pytest.raises(FailedPrecondition, match="4096"):
-        handed_over(engine, "n", CHOICE, closing, [3, 4], num_mtp_tokens=3)
+        check_tokens(closing, engine.config.vocab_size)
+
+
+@pytest.mark.parametrize(("error", "expected"), [
+    (Unavailable(""), True), (DataLoss(""), True), (Gone(), True), (DeadlineExceeded(""), True),
+    (InvalidArgument("manifest: nonsense"), True), (Cancelled(""), True), (FailedPrecondition(""), False),
+])
+def test_what_a_peer_does_wrong_is_tried_with_another_one(error: PdRelayError, expected: bool) -> None:
+    assert is_worth_another_try(error) is expected

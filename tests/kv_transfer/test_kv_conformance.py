@@ -288,3 +288,13 @@ async def _use(name: str) -> None:
         cancelled.cancel()
         await asyncio.wait([cancelled])
         await connection.close()
+
+
+async def test_a_closed_connection_fetches_nothing(pair: Pair) -> None:
+    """Whoever still has it is told so, in words, and nothing is opened anew."""
+    connection = await pair.connect()
+    before = bytes(pair.arena.buffer)
+    await connection.close()
+    with pytest.raises(Unavailable):
+        await connection.fetch(pair.spans([(0, 1, 2, 0, 16)]), token=pair.new_token(), timeout_s=TIMEOUT_S)
+    assert bytes(pair.arena.buffer) == before

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import numpy as np
 
-from kv_transfer.destination import HandoffDestination, PullResult
+from kv_transfer.destination import HandoffDestination
 from kv_transfer.holds import PrefixHolder
 from kv_transfer.journey import JourneyKey, PrefixSource, SourceInfo
+from kv_transfer.lease import PullResult
 from kv_transfer.manifest import Closing, HiddenState
 from kv_transfer.prefix_calls import HeldPrefix, WantedPrefix
 from kv_transfer.source import HandoffSource, SourceEnd

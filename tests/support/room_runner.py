@@ -80,7 +80,8 @@ class Runner:
 
     def __init__(self, world: World, max_batch: int) -> None:
         self.engine = SimpleNamespace(
-            config=SimpleNamespace(vocab_size=1_000, hidden_size=1), has_mtp=True, dtype="fp32"
+            config=SimpleNamespace(vocab_size=1_000, hidden_size=1), has_mtp=True, dtype="fp32",
+            ops=SimpleNamespace(device="cpu"),
         )
         self._world = world
         self._batch = Batch(max_batch)

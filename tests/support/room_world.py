@@ -13,8 +13,8 @@ from decode_worker.choice_state import ReserveSpec
 from decode_worker.core import DecodeCore
 from decode_worker.room import RoomKeeper
 from decode_worker.tokens_hub import TokensHub
-from kv_transfer.destination import Lease, PullResult
 from kv_transfer.journey import JourneyKey, PrefixSource
+from kv_transfer.lease import Lease, PullResult
 from kv_transfer.manifest import Closing, HiddenState
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.prefix import PrefixCache
