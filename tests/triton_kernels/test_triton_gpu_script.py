@@ -17,7 +17,7 @@ from support.checkout import ROOT
 sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))
 
 from gpu_bench import main as gpu_main  # isort: skip
-from gpu_bench import report, roofline  # isort: skip
+from gpu_bench import cluster, report, roofline  # isort: skip
 from gpu_bench.bench_cases import BenchCase, Goal, bench_cases  # isort: skip
 from gpu_bench.checks import Check  # isort: skip
 from gpu_bench.shapes import Maker  # isort: skip
@@ -92,6 +92,29 @@ def test_a_run_goes_on_where_another_was_stopped(monkeypatch: pytest.MonkeyPatch
     assert runs == ["good", "bad"]
 
 
+@pytest.mark.parametrize(("code", "stdout", "stderr", "error"), [
+    (0, '{"equal": true}', "", None), (1, "{}", "2 of 8 differ", "exit status 1: 2 of 8 differ"),
+])
+def test_a_cluster_that_differs_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, code: int, stdout: str, stderr: str, error: str | None
+) -> None:
+    monkeypatch.setattr(cluster, "version", lambda name: "1")
+    monkeypatch.setattr(cluster.subprocess, "run", lambda command, **options: subprocess.CompletedProcess(
+        command, code, stdout, stderr))
+    document = report.empty(CPU, is_dry_run=True)
+    result = gpu_main._part("cluster", document, cluster.run_cluster)
+    assert document["failed"] == (error is not None)
+    assert error in result["error"] if error else result["verify"] == {"equal": True}
+
+
+def test_a_cluster_is_left_out_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "NEEDED", ("no-such-distribution",))
+    document = report.empty(CPU, is_dry_run=True)
+    assert gpu_main._part("cluster", document, cluster.run_cluster) is None
+    assert not document["failed"]
+    assert "no-such-distribution" in document["left_out"][0]
+
+
 def test_what_does_not_fit_into_the_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_main.checks, "checks", lambda device, tiny: [])
     monkeypatch.setattr(gpu_main, "_end_to_end", lambda device, tiny: {"requests": 0})
@@ -102,7 +125,7 @@ def test_what_does_not_fit_into_the_time_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3000)
 def test_a_dry_run_goes_through(tmp_path: Path) -> None:
     done = run_script("--dry-run", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -6,22 +6,23 @@ import json
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from typing import Any
 
 TIMEOUT_S = 150
 NUM_REQUESTS = 8
-NEEDED = ("ray", "grpc", "typer")
+NEEDED = ("ray", "grpcio", "typer", "pd-relay")  # distributions
 
 
 def run_cluster() -> dict[str, Any]:
-    """{requests, equal, seconds} of the demo checkpoint, one prefill and one decode worker on the same GPU.
+    """{seconds, verify: its report} of the demo checkpoint, one prefill and one decode worker on the same GPU.
 
     Raises:
         ImportError: what a cluster needs beside the kernels is not installed.
         AssertionError: something differs, or the cluster did not serve; with the end of what it wrote.
     """
     for name in NEEDED:
-        __import__(name)
+        version(name)
     command = [
         sys.executable, "-m", "pd_ops.cli", "verify", "--model", "demo", "--device", "cuda", "--count",
         str(NUM_REQUESTS), "--json",

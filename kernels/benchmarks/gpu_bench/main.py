@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -46,7 +47,8 @@ class Clock:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("gpu-results"), help="folder for gpu.json and gpu.md")
-    parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="what does not fit in is left out")
+    parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS,
+                        help="timings that do not fit in are left out; a dry run makes all of them")
     parser.add_argument("--resume", action="store_true",
                         help="keep what gpu.json has of the same commit, GPU and versions; repeat only what failed")
     parser.add_argument("--dry-run", action="store_true",
@@ -63,7 +65,7 @@ def main() -> int:
     identity = report.identity(device)
     known = report.read(arguments.output, identity) if arguments.resume else None
     document = run(
-        device, Clock(arguments.seconds), tiny=arguments.dry_run, known=known,
+        device, Clock(math.inf if arguments.dry_run else arguments.seconds), tiny=arguments.dry_run, known=known,
         save=lambda document: report.write(document, arguments.output),
     )
     print(report.markdown(document))
