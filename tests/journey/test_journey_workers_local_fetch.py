@@ -19,12 +19,11 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.errors import InvalidArgument
 from pd_engine.generate import Generation, generate
-from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
-from pd_engine.settings import EngineSettings
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, ProcessWorker, start_process, worker_processes
+from support.demo_requests import check_equal, params
 from support.player import Copy, Player, new_journey, sampling_message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,29 +61,11 @@ async def started(settings: dict[str, Any], log_dir: Path) -> AsyncIterator[Work
             await player.close()
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(resolve_model("demo"))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve_model("demo"), EngineSettings(cache_mib=8), max_speculate=8)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
     async with started(SETTINGS, tmp_path_factory.mktemp("workers")) as workers:
         yield workers
         await workers.until_idle()
-
-
-def params(max_tokens: int = 10, **changes: Any) -> SamplingParams:
-    fields: dict[str, Any] = {
-        "temperature": 0.8, "top_p": 0.95, "top_k": -1, "seed": 3, "max_tokens": max_tokens, "ignore_eos": True,
-        "logprobs": 1,
-    }
-    return SamplingParams(**(fields | changes))
 
 
 def holder(worker: ProcessWorker, num_tokens: int) -> pb.PrefixHolder:
@@ -101,10 +82,7 @@ async def run(
 
 def check(copy: Copy, expected: Generation, num_cached: int) -> None:
     """Ids, logprob bits, drafts and every slot of the prompt."""
-    assert copy.failure is None
-    assert copy.token_ids == list(expected.token_ids)
-    received = [copy.logprobs[index] for index in sorted(copy.logprobs)]
-    assert received == [(item.logprob, item.top) for item in expected.logprobs]
+    check_equal(copy, expected)
     assert copy.cached_tokens == num_cached
     assert copy.local_prefill is not None
     assert tuple(copy.local_prefill.block_checksums) == expected.prompt_checksums

@@ -14,10 +14,9 @@ from decode_worker.worker import DecodeWorker
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.generate import Generation, generate
-from pd_engine.model.checkpoint import resolve_model
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.identity import WorkerAddress
-from pd_engine.settings import EngineSettings, load_settings
+from pd_engine.settings import load_settings
 from pd_engine.text.tokenizer import Tokenizer
 from prefill_worker.worker import PrefillWorker
 from support.cluster import SECRET
@@ -71,10 +70,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [5 + (7 + 2 * seed) * number % 900 for number in range(length)]
 
 
-def alone(prompts: Sequence[Sequence[int]], asked: Sequence[SamplingParams]) -> list[Generation]:
+def alone(
+    engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], asked: Sequence[SamplingParams]
+) -> list[Generation]:
     """By one process, in shared memory."""
-    path = resolve_model("demo")
-    engine, tokenizer = Engine.load(path, EngineSettings(cache_mib=8), max_speculate=8), Tokenizer.load(path)
     assert not engine.arena.is_staged
     return [
         generate(engine, tokenizer, ids, each, speculate=1, checksums=True)
@@ -94,19 +93,19 @@ def check(copy: Copy, expected: Generation) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
-async def test_handoffs(transport: str) -> None:
+async def test_handoffs(engine: Engine, tokenizer: Tokenizer, transport: str) -> None:
     lengths, settings = [1, 17, 70], {**SETTINGS, "transfer": {"transport": transport}}
     prompts, asked = [prompt(length) for length in lengths], [params(length) for length in lengths]
     async with staged_workers(settings) as ([player], _):
         copies = await asyncio.gather(*(
             player.run(ids, sampling_message(each, [], 1)) for ids, each in zip(prompts, asked, strict=True)))
-    for copy, expected in zip(copies, alone(prompts, asked), strict=True):
+    for copy, expected in zip(copies, alone(engine, tokenizer, prompts, asked), strict=True):
         check(copy, expected)
         assert copy.handoff is not None
         assert all(copy.handoff.block_checksums)
 
 
-async def test_prefixes_of_both_pools_and_local_prefill() -> None:
+async def test_prefixes_of_both_pools_and_local_prefill(engine: Engine, tokenizer: Tokenizer) -> None:
     """A prompt is computed at one prefill worker, its next turn at the other one with what the decode worker has, and
     the turn after that at the decode worker."""
     async with staged_workers(SETTINGS, num_prefill=2) as (players, addresses):
@@ -121,11 +120,12 @@ async def test_prefixes_of_both_pools_and_local_prefill() -> None:
             ids = [*ids, *copies[-1].token_ids, *prompt(9, seed=turn)]
     assert copies[0].cached_tokens == 0
     assert all((copy.cached_tokens or 0) >= 48 for copy in copies[1:])
-    for copy, expected in zip(copies, alone(turns, [params(turn) for turn in range(3)]), strict=True):
+    asked = [params(turn) for turn in range(3)]
+    for copy, expected in zip(copies, alone(engine, tokenizer, turns, asked), strict=True):
         check(copy, expected)
 
 
-async def test_sequences_in_host_memory() -> None:
+async def test_sequences_in_host_memory(engine: Engine, tokenizer: Tokenizer) -> None:
     """Twice as many as there is room for."""
     prompts, asked = [prompt(20, seed) for seed in range(5)], [params(seed, 60) for seed in range(5)]
     async with staged_workers({**SETTINGS, "engine": {"cache_mib": 1, "chunk_tokens": 64}}) as ([player], _):
@@ -133,5 +133,5 @@ async def test_sequences_in_host_memory() -> None:
             player.run(ids, sampling_message(each, [], 1)) for ids, each in zip(prompts, asked, strict=True)))
         _, load = await player.loads()
     assert load.num_moves_total > 0
-    for copy, expected in zip(copies, alone(prompts, asked), strict=True):
+    for copy, expected in zip(copies, alone(engine, tokenizer, prompts, asked), strict=True):
         check(copy, expected)

@@ -17,6 +17,7 @@ from support.lab_network import why_not
 REASON = why_not()
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.slow,
     pytest.mark.timeout(1_200),
     pytest.mark.skipif(REASON is not None, reason=f"NO LAB, so nothing of many hosts is tested: {REASON}"),
 ]

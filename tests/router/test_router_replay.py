@@ -11,7 +11,7 @@ from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import InvalidArgument, ResourceExhausted
 from pd_router.model_info import ModelInfo
-from support.router_lab import PROMPT, RouterLab, router_lab, settings
+from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
 from support.toy_model import toy_generate
 
 TOKENIZER = ModelInfo.load(settings()).tokenizer
@@ -48,6 +48,7 @@ async def test_another_router_goes_on_after_what_the_client_has(num_had: int) ->
         assert TOKENIZER.decode(ANSWER[:num_had]) + text == TOKENIZER.decode(ANSWER) == complete.text
         assert (complete.finish_reason, complete.usage.completion_tokens) == ("length", 20)
         assert prefills(lab) == [num_had]
+        await eventually(lambda: lab.router.num_running == 0)
         lines = (await lab.http.get("/metrics")).text
         assert f'vllm:generation_tokens_total{{model_name="demo"}} {20.0 - num_had}' in lines
 
