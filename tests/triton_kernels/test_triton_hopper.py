@@ -19,7 +19,7 @@ from gpu_bench import hopper_table  # isort: skip
 from gpu_bench.hopper import MAX_SHARED_BYTES, Compiled  # isort: skip
 from gpu_bench.production import Case  # isort: skip
 
-FIRST = ("mla_decode", "mla_prefill", "grouped_gemm")
+FIRST = ("mla_decode", "mla_prefill")
 GOOD = Compiled(
     kernel="split_kernel", num_warps=8, num_stages=3, constants={}, registers=255, stack_bytes=8, shared_bytes=221_696,
     wgmma={"m64n256k16.bf16": 4}, mma_sync=0, async_copies=36,
@@ -36,10 +36,10 @@ def run_gate(*ops: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_attention_and_experts_compile_within_limits_and_as_recorded() -> None:
+def test_attention_compiles_within_limits_and_as_recorded() -> None:
     done = run_gate(*FIRST)
     assert done.returncode == 0, done.stderr
-    assert "35 kernels compiled for sm_90, 0 problems" in done.stdout
+    assert "9 kernels compiled for sm_90, 0 problems" in done.stdout
 
 
 @pytest.mark.slow
