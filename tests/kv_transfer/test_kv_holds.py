@@ -223,7 +223,7 @@ async def test_a_fetch_that_is_given_up_ends_the_pins() -> None:
         key = new_key()
         held = await destination.hold(key, source.source.address, source.epoch, TOKENS)
         assert held is not None
-        destination.destination.let_go(key, source.source.address, source.source.epoch)
+        destination.destination.let_go(key, source.source.address, source.epoch)
         await until(lambda: source.source.num_pins == 0)
         with pytest.raises(Gone):
             await destination.hold(key, source.source.address, source.epoch, TOKENS)
