@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 # In the order of the help text. Each is the module of that name, "-" as "_", with a function `command`, or an `app` of
 # its own for a group of commands.
 COMMANDS = (
-    "demo", "serve", "up", "down", "submit", "status", "memory", "scale", "autoscale", "drain", "roll", "role", "drill",
-    "stop", "generate", "verify", "explain", "trace", "explain-model", "random-model", "doctor", "capacity", "bench",
-    "cost", "diagnose", "simulate", "kernels", "version",
+    "demo", "serve", "up", "down", "submit", "status", "top", "memory", "scale", "autoscale", "drain", "roll", "role",
+    "drill", "stop", "generate", "verify", "explain", "trace", "explain-model", "random-model", "doctor", "capacity",
+    "bench", "cost", "diagnose", "simulate", "kernels", "version",
 )
 
 

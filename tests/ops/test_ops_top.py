@@ -1,0 +1,39 @@
+"""`pd-relay top` against a router over stub workers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pd_ops.commands.top import BAR_CHARS, CLEAR, bar
+from support.commands import run_command
+from support.router_lab import eventually, router_lab
+
+
+async def test_it_looks_once_or_again_and_again() -> None:
+    async with router_lab() as lab:
+        lab.decode[0].loads = {"num_blocks_total": 100, "num_blocks_free": 25, "itl_ms": 3.5, "num_running": 2}
+        link = lab.router._registry.link("decode-0")
+        assert link is not None
+        await eventually(lambda: link.loads is not None and link.loads.num_running == 2)
+        address = ("--address", lab.grpc_address)
+        once = await asyncio.to_thread(run_command, "top", "--looks", "1", *address)
+        twice = await asyncio.to_thread(run_command, "top", "--looks", "2", "--interval", "0.1", *address)
+        documents = await asyncio.to_thread(
+            run_command, "top", "--looks", "2", "--interval", "0.1", "--json", *address
+        )
+    assert once.code == 0, once.stderr
+    lines = once.stdout.splitlines()
+    assert lines[0].endswith(": 0 requests on workers, 0 in line")
+    [line] = [line for line in lines if line.startswith("decode-0")]
+    assert line.split()[1:7] == ["ready", "75", "%", "of", "100", "#########..."]
+    assert "3.5 ms" in line
+    assert CLEAR not in once.stdout
+    assert twice.stdout.count(CLEAR) == 2
+    looks = documents.events
+    assert len(looks) == 2
+    assert [worker["id"] for worker in looks[0]["workers"]] == ["prefill-0", "decode-0"]
+    assert looks[0]["workers"][1]["num_blocks_free"] == 25
+
+
+def test_bars() -> None:
+    assert (bar(0.0), bar(1.0), bar(7.0)) == ("." * BAR_CHARS, "#" * BAR_CHARS, "#" * BAR_CHARS)
