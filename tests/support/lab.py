@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from support.checkout import ROOT
-from support.commands import Finished, run_command
+from support.commands import Finished, run_anew
 from support.lab_network import LabNetwork
 
 # The launcher file's node types, each with its hosts here.
@@ -39,7 +39,7 @@ class Lab:
 
     def command(self, *arguments: str | Path, timeout_s: float = UP_TIMEOUT_S) -> Finished:
         """`pd-relay`, typed on this machine."""
-        return run_command(*arguments, timeout_s=timeout_s, PD_RELAY_STATE_DIR=str(self.directory))
+        return run_anew(*arguments, timeout_s=timeout_s, PD_RELAY_STATE_DIR=str(self.directory))
 
     def on_head(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S) -> Finished:
         """`pd-relay`, typed on the head."""
