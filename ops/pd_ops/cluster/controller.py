@@ -212,7 +212,7 @@ class Controller:
         member.move(MemberState.WAITING if restarts else MemberState.ENDED)
         self._announce(
             EventKind.LOST, member,
-            f"lost: {member.actor_id}: {why}; its log is {self._lives.log_path(member.actor_id)}; "
+            f"lost: {member.actor_id}: {why}; its log is {self._lives.log_place(member)}; "
             f"{'it is started again' if restarts else 'it is not started again (cluster.restart)'}",
             restarts=restarts,
         )

@@ -135,6 +135,13 @@ class Lives:
     def log_path(self, actor_id: str) -> Path:
         return actor_log_path(self.settings.cluster.name, actor_id)
 
+    def log_place(self, member: Member) -> str:
+        """Its log file, and the host where that is if it may be another one."""
+        path = self.log_path(member.actor_id)
+        if not self.settings.cluster.by_pool or member.address is None:
+            return str(path)
+        return f"{path} on {member.address.rpartition(':')[0]}"
+
     def _keep_ports(self, started: RouterStarted) -> None:
         """The next router listens where this one does, also if its ports were any free ones."""
         grpc_port, http_port = (int(one.rpartition(":")[2]) for one in (started.grpc_address, started.http_address))

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from pd_ops.cluster.guardian import cluster_processes, has_mark
-from pd_ops.cluster.state_file import is_running, read_state, running_clusters
+from pd_ops.cluster.state_file import is_running, read_state, running_clusters, state_directory
 
 MARK = b"PD_RELAY_HOST_MARK=pd-relay"
 RAY_DIRECTORY = "/tmp/ray"
@@ -38,6 +38,8 @@ def main() -> None:
     left = _wait(KILL_S)
     if not is_crash:
         shutil.rmtree(HEAD_MEMORY.expanduser(), ignore_errors=True)
+        for path in state_directory().glob("*.autoscaler.hosts"):  # the next one begins with no hosts
+            path.unlink()
     print(json.dumps({"ended": ended, "left": left}))
 
 
