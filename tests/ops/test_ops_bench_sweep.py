@@ -17,6 +17,7 @@ from pd_ops.bench import sweep as module
 from pd_ops.bench.energy import EnergyMeter
 from pd_ops.bench.sweep import SweepPlan, Variant, keep_plan, parse_vary, read_rows, sweep, text
 from support.commands import run_command
+from support.fork_server import start_fork_server
 from support.leaks import assert_nothing_left
 from support.serve_results import write_example
 
@@ -93,12 +94,14 @@ def test_joules_where_there_is_a_meter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two clusters and four commands, on a busy machine
 async def test_a_sweep_of_real_clusters(tmp_path: Path) -> None:
     load = "--kind short --requests 4 --rate 5 --length-scale 0.1 --ttft-target-ms 600000 --itl-target-ms 600000"
+    start_fork_server()
     async with assert_nothing_left():
         finished = await asyncio.to_thread(
             run_command, "bench", "sweep", "--vary", "engine.chunk_tokens=64", "--load", load,
-            "--out", tmp_path / "results", "--page", tmp_path / "page.md", "--json", timeout_s=290.0,
+            "--out", tmp_path / "results", "--page", tmp_path / "page.md", "--json", timeout_s=800.0,
         )
     assert finished.code == 0, finished.stderr
     rows = finished.document["rows"]
