@@ -10,12 +10,12 @@ import numpy.typing as npt
 from kv_transfer.destination_state import Broke, Completed, Ended, Fetch, LeaseEvent, LeaseRecord, LeaseState, News
 from kv_transfer.fetch_turns import FETCH_BYTES, FetchTurns
 from kv_transfer.journey import JourneyKey, SourceInfo
+from kv_transfer.lease_blocks import LeaseBlocks
 from kv_transfer.manifest import Closing, Opening, Records
 from kv_transfer.pieces import PieceTable
-from kv_transfer.quarantine import Quarantine
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout
-from pd_engine.errors import DataLoss, DeadlineExceeded, Gone, InvalidArgument, PdRelayError, ResourceExhausted
+from pd_engine.errors import DataLoss, DeadlineExceeded, Gone, InvalidArgument, PdRelayError
 from pd_engine.service.tombstones import Tombstones
 
 RENEWALS_A_LEASE = 3
@@ -36,11 +36,10 @@ class DestinationBook:
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
         self._layout = layout
-        self._pool = pool
         self._max_refetches = max_refetches
         self._live: dict[str, LeaseRecord] = {}  # by journey
         self._tombstones = Tombstones()
-        self._quarantine = Quarantine(pool)
+        self._blocks = LeaseBlocks(pool, block_size=layout.block_size)
         self._turns = FetchTurns(
             max_bytes_in_flight=max_bytes_in_flight,
             max_piece_bytes=max(layout.piece_bytes(component) for component in range(len(layout.components))),
@@ -54,7 +53,7 @@ class DestinationBook:
 
     @property
     def num_quarantined(self) -> int:
-        return self._quarantine.num_blocks
+        return self._blocks.num_quarantined
 
     @property
     def num_bytes_in_flight(self) -> int:
@@ -96,19 +95,14 @@ class DestinationBook:
         num_prompt_blocks = self._layout.num_blocks_for(num_tokens)
         assert len(held_block_ids) <= num_tokens // self._layout.block_size, (len(held_block_ids), num_tokens)
         assert num_prompt_blocks <= num_blocks, (num_tokens, num_blocks)
-        held = tuple(held_block_ids)
-        kept: tuple[int, ...] = ()
-        self._pool.hold(held, key.owner)
+        held, kept = self._blocks.hold(held_block_ids, key.owner), tuple[int, ...]()
         if known is not None:
-            held, kept = self._take_over(known, held, num_tokens, num_blocks, now_s)
-        try:
-            fresh = self._pool.allocate(num_blocks - len(held) - len(kept), key.owner)
-        except ResourceExhausted:
-            self._pool.release([*held, *kept], key.owner)
-            raise
+            held, kept = self._blocks.taken_over(known, held, num_tokens, num_blocks)
+            self._end(known, LeaseEvent.TAKE_OVER, now_s)
+        block_ids = self._blocks.complete(held, kept, num_blocks, key.owner)
         lease = LeaseRecord(
             key=key, lease_id=lease_id, lease_ms=lease_ms, num_tokens=num_tokens,
-            num_prompt_blocks=num_prompt_blocks, num_held_blocks=len(held), block_ids=(*held, *kept, *fresh),
+            num_prompt_blocks=num_prompt_blocks, num_held_blocks=len(held), block_ids=block_ids,
             deadline_s=now_s + lease_ms / 1000, is_prefix=is_prefix,
         )
         self._live[key.journey_id] = lease
@@ -258,7 +252,7 @@ class DestinationBook:
     def quiesced(self, fetch: Fetch) -> None:
         """The fetch, which failed or was stopped, cannot write any more."""
         self._turns.end(fetch)
-        self._quarantine.quiesced(fetch.number)
+        self._blocks.quiesced(fetch.number)
 
     # Inside.
 
@@ -277,35 +271,13 @@ class DestinationBook:
             missing = lease.missing_blocks()
             self.break_pull(lease, DataLoss(f"blocks {list(missing)[:16]} of {lease.key} could not be verified"))
 
-    def _take_over(
-        self, old: LeaseRecord, held: tuple[int, ...], num_tokens: int, num_blocks: int, now_s: float
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ends the old attempt. (held blocks, other blocks kept) for the new one, all still owned by the journey."""
-        owner = old.key.owner
-        num_reusable = min(old.num_reusable_blocks(), num_tokens // self._layout.block_size)
-        in_flight = {block for fetch in old.fetches.values() for block in fetch.block_ids}
-        free = [block for block in old.block_ids[old.num_held_blocks :] if block not in in_flight]
-        kept: list[int] = []
-        if num_reusable > len(held):
-            self._pool.release(held, owner)
-            held = old.block_ids[:num_reusable]
-            self._pool.hold(held, owner)
-            free = [block for block in free if block not in held]
-        kept = free[: num_blocks - len(held)]
-        self._pool.hold(kept, owner)
-        self._end(old, LeaseEvent.TAKE_OVER, now_s)
-        return held, tuple(kept)
-
     def _end(self, lease: LeaseRecord, event: LeaseEvent, now_s: float) -> None:
-        """Frees the lease's blocks; those with a fetch in flight are quarantined until it has ended."""
+        """Gives the lease's blocks back."""
         lease.apply(event)
         self._leave_turns(lease)
         del self._live[lease.key.journey_id]
         self._tombstones.bury(lease.key.journey_id, lease.key.attempt, now_s)
-        unsafe = {number: fetch.block_ids for number, fetch in lease.fetches.items()}
-        dirty = {block for blocks in unsafe.values() for block in blocks}
-        self._pool.release([block for block in lease.block_ids if block not in dirty], lease.key.owner)
-        self._quarantine.put(unsafe, lease.key.owner)
+        self._blocks.give_back(lease)
         self._news.append(Ended(lease))
 
     def _leave_turns(self, lease: LeaseRecord) -> None:

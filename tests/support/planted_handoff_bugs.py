@@ -115,7 +115,7 @@ class NoQuarantine(DestinationBook):
 
     def __init__(self, layout: Any, pool: BlockPool, **limits: int) -> None:
         super().__init__(layout, pool, **limits)
-        self._quarantine = _NoQuarantine(pool)
+        self._blocks._quarantine = _NoQuarantine(pool)
 
 
 class _ShortQuarantine(Quarantine):
@@ -130,7 +130,7 @@ class QuarantineEndsWithTheFirstFetch(DestinationBook):
 
     def __init__(self, layout: Any, pool: BlockPool, **limits: int) -> None:
         super().__init__(layout, pool, **limits)
-        self._quarantine = _ShortQuarantine(pool)
+        self._blocks._quarantine = _ShortQuarantine(pool)
 
 
 class _NoTombstones(Tombstones):
