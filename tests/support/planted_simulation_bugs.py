@@ -15,7 +15,6 @@ from decode_worker.endings import ChoiceEnds
 from decode_worker.host_tier import HostCopy
 from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import LeaseRecord
-from kv_transfer.quarantine import Quarantine
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.tombstones import Tombstones
@@ -78,13 +77,6 @@ def commit_before_verified(patch: pytest.MonkeyPatch) -> None:
 
 def checksum_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kv_transfer.pull, "verify", lambda fetch, *_: np.ones(len(fetch.batch), dtype=np.bool_))
-
-
-def no_quarantine(patch: pytest.MonkeyPatch) -> None:
-    def put(self: Quarantine, fetches: dict[int, tuple[int, ...]], owner: str) -> None:
-        self._pool.release(sorted(set().union(*fetches.values())), owner)
-
-    patch.setattr(Quarantine, "put", put)
 
 
 def index_not_deduplicated(patch: pytest.MonkeyPatch) -> None:
@@ -152,6 +144,6 @@ def copy_back_forgotten(patch: pytest.MonkeyPatch) -> None:
 FOUND_SOON: tuple[Plant, ...] = (
     doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
     freed_while_computing, takeover_of_unverified_blocks, checksum_ignored, kept_block_given_twice,
-    lease_not_renewed, epoch_not_renewed, copy_back_forgotten,
+    lease_not_renewed, epoch_not_renewed, copy_back_forgotten, lost_abort,
 )
-FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored, lost_abort, no_quarantine)
+FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored)

@@ -114,7 +114,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def go_on(self, process: Process) -> None:
         """A process that did not run runs again: all that it has missed, in order."""
-        process.is_alive, process.is_stopped = True, False
+        process.is_alive, process.is_stopped, process.went_on_s = True, False, self.now_s
         self._ready.extend(process.backlog)
         process.backlog.clear()
 

@@ -4,6 +4,7 @@ killed."""
 from __future__ import annotations
 
 import asyncio
+import math
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ class Process:
     life: 1 for the first one.
     clock_offset_s, clock_rate: of its monotonic clock, which begins anywhere and runs a little fast or slow.
     is_stopped: nothing of it runs until it goes on.
+    went_on_s: when it last did, by the world's clock.
     backlog: what would have run if it had not been stopped or killed, in order.
     """
 
@@ -24,6 +26,7 @@ class Process:
     clock_rate: float
     is_alive: bool = True
     is_stopped: bool = False
+    went_on_s: float = -math.inf
     backlog: list[asyncio.Handle] = field(default_factory=list)
 
     @property

@@ -14,6 +14,7 @@ from pd_ops.simulation.world import Violation, World
 
 LOGGERS = ("pd_router", "prefill_worker", "decode_worker", "kv_transfer", "pd_engine")
 SEEDS_A_COLLECTION = 20
+AFTER_STOP_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,8 @@ class Played:
 
 
 class _StoryLog(logging.Handler):
-    """Log records as lines of a world's story. An error of a living process is what never may be."""
+    """Log records as lines of a world's story. An error of a living process is what never may be, but for one that was
+    stopped just before: what it took for long then may have been its own stop."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -48,7 +50,8 @@ class _StoryLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         process = PROCESS.get()
         text = record.getMessage()
-        if record.levelno >= logging.ERROR:
+        was_stopped = process is not None and self._world.loop.now_s < process.went_on_s + AFTER_STOP_S
+        if record.levelno >= logging.ERROR and not was_stopped:
             error = record.exc_info[1] if record.exc_info else None
             self._world.complain(
                 f"{'world' if process is None else process.label} logs an error: {text}"
