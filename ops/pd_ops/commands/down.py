@@ -9,13 +9,14 @@ import typer
 from pd_ops.commands import options
 from pd_ops.commands.up import ClusterFileArgument
 from pd_ops.launcher.cluster_file import read_cluster_file
-from pd_ops.launcher.launch import take_down
 
 
 def command(
     context: typer.Context, file: ClusterFileArgument = Path("cluster.yaml"), as_json: options.Json = False
 ) -> None:
     """End the cluster of a launcher file: running requests may finish first; no process is left on any host."""
+    from pd_ops.launcher.launch import take_down  # imports Ray
+
     output = options.start(context, as_json)
     ended = take_down(read_cluster_file(file), output.note)
     output.document({"hosts": ended})

@@ -9,7 +9,6 @@ import typer
 
 from pd_ops.commands import options
 from pd_ops.launcher.cluster_file import read_cluster_file
-from pd_ops.launcher.launch import bring_up
 
 ClusterFileArgument = Annotated[Path, typer.Argument(help="The launcher file.")]
 
@@ -24,6 +23,8 @@ def command(
 
     Typed again, it starts the head anew, which takes over all that serves.
     """
+    from pd_ops.launcher.launch import bring_up  # imports Ray
+
     output = options.start(context, as_json)
     ready = bring_up(read_cluster_file(file), timeout, output.note)
     output.document(ready)

@@ -14,7 +14,6 @@ from pd_ops.cluster.control_client import ask_controller
 from pd_ops.cluster.control_messages import Request
 from pd_ops.drills.hands import Hands, HostHands, LocalHands
 from pd_ops.launcher.cluster_file import ClusterFile
-from pd_ops.launcher.launch import bring_up
 
 Note = Callable[[str], None]
 ASK_TIMEOUT_S = 3700.0
@@ -77,4 +76,6 @@ class HostsAccess:
         return result
 
     async def start_head(self, note: Note) -> None:
+        from pd_ops.launcher.launch import bring_up  # imports Ray
+
         await asyncio.to_thread(bring_up, self._file, self._recovery_s, note)

@@ -25,7 +25,7 @@ class Traveller:
         prompt: that has to be computed next: after a decode worker has died, with the tokens that it has.
         num_left: tokens to generate. num_again: generated ones that are part of the prompt now.
         ending: "finished", "refused" or "failed"; empty: it travels.
-        ticket: of its latest placement.
+        number: of its latest placement.
     """
 
     arrival_s: float
@@ -35,7 +35,7 @@ class Traveller:
     num_again: int = 0
     wanted: PlacementRequest | None = None
     targets: Targets | None = None
-    ticket: int = -1
+    number: int = -1
     prefill_worker: str = ""
     decode_worker: str = ""
     first_s: float = math.inf

@@ -113,8 +113,8 @@ class World:
     # A journey
 
     def _begin(self, traveller: Traveller, placement: Placement, now_s: float) -> None:
-        ticket = traveller.ticket = next(self._numbers)
-        self._placed[ticket] = traveller
+        number = traveller.number = next(self._numbers)
+        self._placed[number] = traveller
         is_local = placement.kind is PrefillKind.LOCAL
         traveller.prefill_worker = "" if is_local else placement.prefill_worker
         traveller.decode_worker = placement.decode_worker or ""
@@ -123,14 +123,14 @@ class World:
         self._totals.num_local += is_local
         if traveller.decode_worker:
             decode = self._decode.workers[traveller.decode_worker]
-            decode.take(ticket, placement.request.num_decode_blocks)
+            decode.take(number, placement.request.num_decode_blocks)
             self._decode.change(decode)
         if is_local:
-            decode.work.add(ticket, traveller.prompt, num_uncached)
+            decode.work.add(number, traveller.prompt, num_uncached)
             self._wake_decode(decode, now_s)
         else:
             prefill = self._prefill.workers[placement.prefill_worker]
-            prefill.work.add(ticket, traveller.prompt, num_uncached)
+            prefill.work.add(number, traveller.prompt, num_uncached)
             self._prefill.change(prefill)
             self._wake_prefill(prefill, now_s)
 
@@ -161,13 +161,13 @@ class World:
             seconds_a_token = step.seconds / self._cost.tokens_per_step
             if step.size > len(step.joined):
                 self._totals.itl_ms.add(1e3 * seconds_a_token, step.size - len(step.joined))
-            for ticket in step.joined:
-                self._totals.itl_ms.add(1e3 * (now_s - self._placed[ticket].last_token_s))
+            for number in step.joined:
+                self._totals.itl_ms.add(1e3 * (now_s - self._placed[number].last_token_s))
         for job in jobs:
             self._computed(job, now_s, handoff_s=0.0)
-        for ticket in ended:
-            worker.leave(ticket)
-            self._finish(self._placed.pop(ticket), now_s)
+        for number in ended:
+            worker.leave(number)
+            self._finish(self._placed.pop(number), now_s)
         if jobs or ended:
             self._decode.change(worker)
         self._wake_decode(worker, now_s)
@@ -190,12 +190,12 @@ class World:
         worker.cache.keep(traveller.prompt)
         self._at(now_s + handoff_s, partial(self._join, worker, worker.life, job.number))
 
-    def _join(self, worker: SimulatedDecode, life: int, ticket: int, now_s: float) -> None:
-        traveller = self._placed.get(ticket)
+    def _join(self, worker: SimulatedDecode, life: int, number: int, now_s: float) -> None:
+        traveller = self._placed.get(number)
         if worker.life != life or traveller is None:
             return
         num_steps = math.ceil(traveller.num_left / self._cost.tokens_per_step)
-        worker.join(ticket, traveller.prompt.num_tokens + 1, num_steps)
+        worker.join(number, traveller.prompt.num_tokens + 1, num_steps)
         self._wake_decode(worker, now_s)
 
     def _finish(self, traveller: Traveller, now_s: float) -> None:
@@ -215,12 +215,12 @@ class World:
         elif (decode := self._decode.workers.get(failure.worker_id)) is not None:
             lost = list(decode.die().items())
             self._decode.change(decode)
-        for ticket, num_steps in lost:
-            traveller = self._placed.pop(ticket, None)
+        for number, num_steps in lost:
+            traveller = self._placed.pop(number, None)
             if traveller is None:
                 continue
             if prefill is not None and traveller.decode_worker:
-                self._decode.workers[traveller.decode_worker].leave(ticket)
+                self._decode.workers[traveller.decode_worker].leave(number)
             traveller.lose(int(num_steps * self._cost.tokens_per_step))
             self._totals.num_moved += 1
             self._at(now_s + failure.noticed_after_s, partial(self._again, traveller))
