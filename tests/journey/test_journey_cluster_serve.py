@@ -258,8 +258,10 @@ def test_what_would_harm_it_is_refused(cluster: Cluster, arguments: list[str], m
 
 
 def test_verify(cluster: Cluster) -> None:
+    """Cold and warm; the rest of it, on a cluster of its own, is in `test_journey_cluster_checks`."""
     finished = cluster.run(
-        "verify", "--against", cluster.ready["grpc_address"], "--count", "6", "--seed", "2", "--json", cluster=None
+        "verify", "--against", cluster.ready["grpc_address"], "--count", "6", "--resumed", "0", "--splits", "0",
+        "--no-press", "--seed", "2", "--json", cluster=None,
     )
     assert finished.code == 0, finished.stderr
     document = finished.document
