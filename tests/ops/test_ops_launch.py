@@ -98,3 +98,8 @@ def test_down_names_what_is_left_and_what_is_not_reached(file: ClusterFile) -> N
     (file.path.parent / "d2").unlink()
     with pytest.raises(Unavailable, match=r"d2 is not reached.*p1 has processes left: \[7\]"):
         launch.take_down(file, print)
+
+
+def test_lines_that_are_no_documents_are_left_out() -> None:
+    assert launch.whole_documents('Fetched IP: 1\n{"event": "lost"}\n{"event": "re') == [{"event": "lost"}]
+    assert launch.whole_documents('{"event": "lost"}') == []

@@ -83,8 +83,7 @@ def _ended(results: dict[str, Any]) -> dict[str, Any]:
 def _wait_ready(file: ClusterFile, timeout_s: float, tell: Tell) -> dict[str, Any]:
     deadline_s, num_told = time.monotonic() + timeout_s, 0
     while time.monotonic() < deadline_s:
-        events = [json.loads(line) for line in _on_head(file, f"cat {SERVE_FILE}").splitlines()]
-        for event in events:
+        for event in whole_documents(_on_head(file, f"cat {SERVE_FILE}")):
             if "error" in event:
                 raise from_code(event["error"]["code"], event["error"]["message"])
             if event.get("event") == "ready":
@@ -96,6 +95,12 @@ def _wait_ready(file: ClusterFile, timeout_s: float, tell: Tell) -> dict[str, An
         num_told = len(notes)
         time.sleep(POLL_S)
     raise Unavailable(f"the cluster was not ready in {timeout_s:g} s; {SERVE_FILE}.log on the head says more")
+
+
+def whole_documents(text: str) -> list[dict[str, Any]]:
+    """The lines that are: one may be half written, and Ray's launcher adds its own."""
+    lines = text.splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
 
 
 def _on_head(file: ClusterFile, command: str, timeout_s: float = 30.0) -> str:
