@@ -29,15 +29,18 @@ def audit(*, weights_bytes: int, arena_bytes: int, host_cache_bytes: int) -> pb.
     """Of this process, now; the arguments are what it knows to hold."""
     status = _status_bytes()
     reserved, used = _allocator()
+    resident, code = status.get("VmRSS", 0), status.get("RssFile", 0)
+    arena_resident = min(arena_bytes, status.get("RssShmem", 0))
+    known = weights_bytes + arena_resident + host_cache_bytes + code
     return pb.MemoryAudit(
-        resident_bytes=status.get("VmRSS", 0),
+        resident_bytes=resident,
         peak_resident_bytes=status.get("VmHWM", 0),
         weights_bytes=weights_bytes,
         arena_bytes=arena_bytes,
-        arena_resident_bytes=min(arena_bytes, status.get("RssShmem", 0)),
+        arena_resident_bytes=arena_resident,
         host_cache_bytes=host_cache_bytes,
-        code_bytes=status.get("RssFile", 0),
-        other_bytes=max(0, status.get("RssAnon", 0) - weights_bytes - host_cache_bytes),
+        code_bytes=code,
+        other_bytes=max(0, resident - known),
         allocator_reserved_bytes=reserved,
         allocator_used_bytes=used,
         available_bytes=available_bytes(),

@@ -23,12 +23,20 @@ class Bounds:
 def bounds_at(pool: str, settings: AutoscaleSettings, at: time) -> Bounds:
     """Of "prefill" or "decode". The first period that the time is in counts, for the bounds that it names. The least
     stands over the most."""
+    least, most = _bounds_of(pool, settings)
     period = next((period for period in settings.schedule if is_within(period, at)), None)
-    found = {}
-    for bound in ("least", "most"):
-        named = None if period is None else getattr(period, f"{pool}_{bound}")
-        found[bound] = getattr(settings, f"{pool}_{bound}") if named is None else named
-    return Bounds(found["least"], max(found["least"], found["most"]))
+    if period is not None:
+        other_least, other_most = _bounds_of(pool, period)
+        least = least if other_least is None else other_least
+        most = most if other_most is None else other_most
+    assert least is not None and most is not None, "the settings have both"
+    return Bounds(least, max(least, most))
+
+
+def _bounds_of(pool: str, named: AutoscaleSettings | SchedulePeriod) -> tuple[int | None, int | None]:
+    if pool == "prefill":
+        return named.prefill_least, named.prefill_most
+    return named.decode_least, named.decode_most
 
 
 def is_within(period: SchedulePeriod, at: time) -> bool:
