@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -13,7 +14,7 @@ import grpc.aio
 from kv_transfer.journey import Clock, SourceInfo
 from kv_transfer.manifest import Opening
 from kv_transfer.transport import Connection, PullTransport
-from pd_engine.errors import FailedPrecondition
+from pd_engine.errors import FailedPrecondition, InvalidArgument
 from pd_engine.service.client import kv_source_stub, worker_stub
 
 if TYPE_CHECKING:
@@ -34,12 +35,19 @@ class _Channel:
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A connection and how many pulls use it."""
+    """A connection and how many pulls use it; `num_arena_blocks`: of the source, as it was opened."""
 
     connection: Connection
     transport: PullTransport
+    num_arena_blocks: int
     used_s: float
     num_pulls: int = 0
+
+
+@dataclass(slots=True)
+class _Turn:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_users: int = 0
 
 
 class Peers:
@@ -58,7 +66,7 @@ class Peers:
         self._clock = clock
         self._channels: dict[tuple[str, str], _Channel] = {}  # by (address, epoch)
         self._links: dict[tuple[str, str], Link] = {}  # by (epoch, name of the transport)
-        self._connecting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._turns: dict[tuple[str, str], _Turn] = {}  # who opens or closes a link, one at a time
 
     def stub(self, address: str, epoch: str) -> KvSourceAsyncStub:
         """Calls to that life of the source at `address`. A new life has a channel of its own: that of the last one
@@ -74,11 +82,12 @@ class Peers:
 
         Raises:
             FailedPrecondition: there is none.
+            InvalidArgument: the source says that its arena is of another size than when it was connected.
             Unavailable, Unauthenticated, Gone, InvalidArgument, DeadlineExceeded: see `PullTransport.connect`.
         """
         transport = self._choose(opening)
         key = (source.epoch, transport.name)
-        async with self._connecting.setdefault(key, asyncio.Lock()):
+        async with self._turn(key):
             link = self._links.get(key)
             if link is not None and not link.connection.usable:
                 await self._drop(key)
@@ -89,7 +98,12 @@ class Peers:
                     num_blocks=opening.num_arena_blocks, timeout_s=timeout_s,
                 )
                 log.info("connected to %s (epoch %s) over %s", opening.worker_id, source.epoch, transport.name)
-                link = self._links[key] = Link(connection, transport, self._clock())
+                link = self._links[key] = Link(connection, transport, opening.num_arena_blocks, self._clock())
+        if opening.num_arena_blocks != link.num_arena_blocks:
+            raise InvalidArgument(
+                f"num_arena_blocks of {opening.worker_id} must be {link.num_arena_blocks}, as it was when it was "
+                f"connected, got {opening.num_arena_blocks}"
+            )
         link.num_pulls += 1
         return link
 
@@ -100,15 +114,17 @@ class Peers:
     async def sweep(self) -> None:
         """Closes what is broken or has been idle for long."""
         too_old_s = self._clock() - IDLE_S
-        for key, link in list(self._links.items()):
-            if not link.num_pulls and (not link.connection.usable or link.used_s < too_old_s):
-                await self._drop(key)
-        for key in [key for key, lock in self._connecting.items() if key not in self._links and not lock.locked()]:
-            del self._connecting[key]
+        for key in list(self._links):
+            link = self._links.get(key)
+            if link is None or link.num_pulls or key in self._turns:
+                continue  # gone meanwhile, in use, or about to be
+            if not link.connection.usable or link.used_s < too_old_s:
+                async with self._turn(key):
+                    await self._drop(key)
         pulling = {epoch for (epoch, _), link in self._links.items() if link.num_pulls}
         idle = [life for life, entry in self._channels.items() if entry.used_s < too_old_s and life[1] not in pulling]
-        for life in idle:
-            await self._channels.pop(life).channel.close()
+        for entry in [self._channels.pop(life) for life in idle]:
+            await entry.channel.close()
 
     async def close(self) -> None:
         for key in list(self._links):
@@ -127,6 +143,18 @@ class Peers:
             self._channels[address, epoch] = entry
         entry.used_s = self._clock()
         return entry
+
+    @asynccontextmanager
+    async def _turn(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        turn = self._turns.setdefault(key, _Turn())
+        turn.num_users += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.num_users -= 1
+            if not turn.num_users:
+                del self._turns[key]
 
     async def _drop(self, key: tuple[str, str]) -> None:
         link = self._links.pop(key)

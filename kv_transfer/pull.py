@@ -69,7 +69,7 @@ class PullDesk:
         self.bytes_per_s = Rate()
         self.totals = TransferTotals()
         self._manifests: dict[LeaseRecord, asyncio.Task[None]] = {}
-        self._links: dict[LeaseRecord, tuple[Link, int]] = {}  # (link, blocks of the source's arena)
+        self._links: dict[LeaseRecord, Link] = {}
         self._transfers: dict[int, asyncio.Future[Fetched]] = {}  # by number of the fetch
 
     @property
@@ -111,10 +111,10 @@ class PullDesk:
             self._book.quiesced(fetch)
             self._settle()  # others may have its place
             return
-        link, num_source_blocks = self._links[fetch.lease]
+        link = self._links[fetch.lease]
         link.num_pulls += 1
         assert fetch.lease.source is not None
-        spans = spans_of(fetch, self._arena, num_source_blocks)
+        spans = spans_of(fetch, self._arena, link.num_arena_blocks)
         started_s = self._clock()
         transfer = asyncio.ensure_future(
             link.connection.fetch(spans, token=fetch.lease.source.token, timeout_s=self._timeout_s)
@@ -222,7 +222,7 @@ class PullDesk:
             raise Gone
         link = await self._peers.acquire(source, opening, self._timeout_s)
         self._unlink(lease)
-        self._links[lease] = (link, opening.num_arena_blocks)
+        self._links[lease] = link
         lease.transport = link.transport.name
         self._book.opened(lease, opening)
 
@@ -238,7 +238,7 @@ class PullDesk:
 
     def _unlink(self, lease: LeaseRecord) -> None:
         if lease in self._links:
-            self._peers.release(self._links.pop(lease)[0])
+            self._peers.release(self._links.pop(lease))
 
     async def _quiesce(self, link: Link) -> None:
         started_s = self._clock()

@@ -111,7 +111,9 @@ class HandoffSource:
         Args:
             holder: of prefixes for other workers; None: there are none.
         """
-        return KvSourceService(self, self._book, self._streams, self._clock, self._epoch, holder)
+        return KvSourceService(
+            self, self._book, self._streams, self._clock, self._epoch, holder, max_lease_ms=self._settings.lease_ms
+        )
 
     def has_journey(self, journey_id: str) -> bool:
         """Whether a handoff of it is under way."""

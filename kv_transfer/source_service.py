@@ -62,10 +62,15 @@ class Holder(Protocol):
 
 
 class KvSourceService(worker_pb2_grpc.KvSourceServicer):
-    """Errors are raised typed; the server turns them into statuses."""
+    """Errors are raised typed; the server turns them into statuses.
+
+    Args:
+        max_lease_ms: that a puller may ask for: more is cut to it, so that no pin stays longer for want of a word.
+    """
 
     def __init__(
-        self, source: Source, book: SourceBook, streams: PieceStreams, clock: Clock, epoch: str, holder: Holder | None
+        self, source: Source, book: SourceBook, streams: PieceStreams, clock: Clock, epoch: str,
+        holder: Holder | None, *, max_lease_ms: int,
     ) -> None:
         self._source = source
         self._book = book
@@ -73,6 +78,7 @@ class KvSourceService(worker_pb2_grpc.KvSourceServicer):
         self._clock = clock
         self._epoch = epoch
         self._holder = holder
+        self._max_lease_ms = max_lease_ms
 
     async def Manifest(self, request: pb.ManifestRequest, context: Context) -> AsyncIterator[pb.ManifestPart]:
         """The manifest from its opening on, until it closes or fails. Raises Gone once the pins have ended."""
@@ -89,7 +95,7 @@ class KvSourceService(worker_pb2_grpc.KvSourceServicer):
         )
         self._book.open(
             key, request.token, source_epoch=request.source_epoch, puller_epoch=request.destination_epoch,
-            lease_ms=hello.lease_ms, now_s=self._clock(),
+            lease_ms=min(hello.lease_ms, self._max_lease_ms), now_s=self._clock(),
         )
         yield _message(opening)
         async with aclosing(self._parts(handoff)) as parts:
@@ -105,7 +111,7 @@ class KvSourceService(worker_pb2_grpc.KvSourceServicer):
             handoff = self._book.present(_key(request.journey), request.token)
         except Gone:
             return pb.SourceRenewReply(state="gone")
-        self._book.renew(handoff, request.lease_ms, self._clock())
+        self._book.renew(handoff, min(request.lease_ms, self._max_lease_ms), self._clock())
         return pb.SourceRenewReply(state="running" if handoff.records or handoff.closing else "queued")
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:

@@ -17,6 +17,7 @@ import secrets
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -165,8 +166,9 @@ class SharedMemoryConnection:
         await asyncio.gather(self._watcher, return_exceptions=True)
         await self._fetches.abandon()
         self._sock.close()
-        del self._source, self._generations
-        self._map.close()
+        self._source, self._generations = np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.uint64)
+        with suppress(BufferError):  # an error of a fetch still refers to it: it is unmapped when nothing does
+            self._map.close()
 
     def _run(self, spans: Spans, interest: Interest) -> Fetched:
         """In the copying thread. The copy refuses ranges beyond either arena."""
