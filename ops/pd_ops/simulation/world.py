@@ -19,7 +19,7 @@ from pd_router.journey import Journey
 
 RECOVERY_S = 25.0  # after the last trouble and the last arrival: until every request must have ended
 SETTLE_S = 15.0    # after that: until nothing may be left anywhere
-RELEASE_S = 1.0    # after the end of a journey while all is calm: until it holds no block
+RELEASE_S = 2.0    # after the end of a journey while all is calm: until it holds no block; a slow step takes 1.5 s
 LONG_STEPS_SHARE = 0.3  # of all worlds: few workers and long requests, most of them at one time
 QUIET_SHARE = 0.5  # of these: nothing goes wrong, so that nothing may fail
 LONG_FACTOR = 2.0  # of what is waited for in such a world
