@@ -91,7 +91,7 @@ check-others:
 test gate: export PYTHONDONTWRITEBYTECODE =
 
 test: check
-	@$(BIN)/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=1 $(PYTEST_ARGS)
 
 gate: check
 	@$(BIN)/python -m pd_ops.gate --report docs/gate.md

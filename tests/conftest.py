@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Generator
 from itertools import zip_longest
 from pathlib import Path
 
@@ -37,6 +39,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turns = [path for pair in zip_longest(journeys, others) for path in pair if path is not None]
     rank = {path: number for number, path in enumerate(turns)}
     items.sort(key=lambda item: rank[item.path])
+
+
+# What hangs ends, and says where it stood: a test's own timeout raises an exception in it, which a lock held in C, or a
+# loop that logs every exception, never lets through. This one writes the stack of every thread and ends the process.
+BEYOND_TIMEOUT_S = 60.0
+IDLE_S = 1_800.0  # between tests: until another process has done its share
+ENDING_S = 300.0
+_written_to: list[int] = []
+
+
+def watch(seconds: float) -> None:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_written_to[0])
+
+
+def pytest_configure() -> None:
+    _written_to.append(os.dup(2))  # while tests run, standard error is captured
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    marker = item.get_closest_marker("timeout")
+    watch((marker.args[0] if marker else float(item.config.getini("timeout"))) + BEYOND_TIMEOUT_S)
+    try:
+        return (yield)
+    finally:
+        watch(IDLE_S)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    watch(ENDING_S)
+
+
+def pytest_unconfigure() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process that they start.

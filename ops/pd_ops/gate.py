@@ -135,7 +135,7 @@ def run_tests(root: Path) -> tuple[StepResult, Counts | None]:
         began = time.monotonic()
         command = [
             sys.executable, "-m", "pytest", "-n", NUM_AT_ONCE, "--dist", "loadfile", "--no-loadscope-reorder",
-            "--hypothesis-profile", "searching", f"--junitxml={path}",
+            "--max-worker-restart=1", "--hypothesis-profile", "searching", f"--junitxml={path}",
         ]
         code = subprocess.run(command, cwd=root, check=False).returncode
         seconds = time.monotonic() - began
