@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,6 +17,7 @@ from pd_engine.errors import InvalidArgument, Unavailable
 from pd_ops.bench import sweep as module
 from pd_ops.bench.energy import EnergyMeter
 from pd_ops.bench.sweep import SweepPlan, Variant, keep_plan, parse_vary, read_rows, sweep, text
+from pd_ops.bench.sweep_plot import plot
 from support.commands import run_command
 from support.fork_server import start_fork_server
 from support.leaks import assert_nothing_left
@@ -76,6 +78,10 @@ async def test_only_what_is_not_there_is_measured(tmp_path: Path, monkeypatch: p
     ]
     assert rows[2]["worker_s_per_request"] == pytest.approx(1.5 * rows[0]["worker_s_per_request"])
     assert "not measured: engine.chunk_tokens=64: it did not start" in text(tmp_path, PLAN, rows)
+    assert "/" not in text(tmp_path, PLAN, rows).partition("(weights")[0], "a page names no folder of this machine"
+    drawn = ElementTree.fromstring(plot([*rows, {**rows[0], "goodput_per_s": 2 * rows[0]["goodput_per_s"]}]))
+    widths = [float(bar.get("width", "nan")) for bar in drawn.iterfind("{*}rect") if bar.get("height") != "100%"]
+    assert widths[3] == pytest.approx(2 * widths[0])
 
 
 def test_joules_where_there_is_a_meter(tmp_path: Path) -> None:

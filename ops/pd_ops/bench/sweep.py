@@ -15,7 +15,7 @@ from pd_engine.settings import Settings, load_settings
 from pd_ops.bench.energy import EnergyMeter
 from pd_ops.bench.harness import Seat, running
 from pd_ops.bench.measured_process import Document
-from pd_ops.bench.serve.about import text_of
+from pd_ops.bench.serve.about import text_of, without_path
 from pd_ops.bench.serve.result import RESULT_FILE, read_result
 from pd_ops.bench.serve_turn import WARM_UP, serve_turn
 from pd_ops.sizing.study import front
@@ -158,7 +158,7 @@ def text(folder: Path, plan: SweepPlan, rows: Sequence[Document]) -> str:
         for row in rows
     ]
     base = folder / "0"
-    about = [text_of(read_result(base).identity)] if (base / RESULT_FILE).is_file() else []
+    about = [text_of(without_path(read_result(base).identity))] if (base / RESULT_FILE).is_file() else []
     failed = [
         f"not measured: {variant.name}: {(folder / str(number) / FAILED_FILE).read_text(encoding='utf-8').strip()}"
         for number, variant in enumerate(plan.variants) if (folder / str(number) / FAILED_FILE).is_file()

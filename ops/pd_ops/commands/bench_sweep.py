@@ -11,6 +11,7 @@ import typer
 
 from pd_ops.bench.identity import identity
 from pd_ops.bench.sweep import SweepPlan, keep_plan, parse_vary, read_rows, sweep, text
+from pd_ops.bench.sweep_plot import plot
 from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
 from pd_ops.output import Interrupted
@@ -29,7 +30,9 @@ def command(
     config: options.Config = None,
     dtype: options.Dtype = None,
     limit_seconds: Annotated[float, typer.Option(min=1, help="After which a run is ended.")] = 300.0,
-    page: Annotated[Path | None, typer.Option(help="Markdown file to write the table to, with its identity.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Markdown file for the table with its identity; a plot goes beside it.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure one variable at a time: a cluster for the base and for each value, one after the other, all under the
@@ -51,6 +54,9 @@ def command(
     found = text(out, plan, rows)
     output.text(found)
     if page is not None:
-        page.write_text(f"# A sweep\n\n`pd-relay bench sweep`\n\n```\n{found}\n```\n", encoding="utf-8")
+        drawing = page.with_suffix(".svg")
+        drawing.write_text(plot(rows), encoding="utf-8")
+        picture = f"![the same as bars]({drawing.name})"
+        page.write_text(f"# A sweep\n\n`pd-relay bench sweep`\n\n```\n{found}\n```\n\n{picture}\n", encoding="utf-8")
     if interrupted:
         raise Interrupted

@@ -120,6 +120,11 @@ def text_of(document: Document) -> str:
     ])
 
 
+def without_path(document: Document) -> Document:
+    """For a page that others read: the checkpoint by its folder's name, as its hash says which one it is."""
+    return {**document, "checkpoint": Path(document["checkpoint"]).name}
+
+
 def _flat_text(document: Document) -> str:
     return ", ".join(f"{name} {value}" for name, value in flat(document).items())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pd_engine.errors import NotFound
 from pd_ops.bench.measured_process import Document
-from pd_ops.bench.serve.about import text_of
+from pd_ops.bench.serve.about import text_of, without_path
 from pd_ops.bench.serve.plot import GAP, MARGIN, PANEL, WIDTH, Axes
 from pd_ops.bench.serve.result import RESULT_FILE, read_result
 from pd_ops.bench.side_by_side.systems import System
@@ -166,12 +166,7 @@ def _identities(turns: Turns) -> list[str]:
     first: dict[System, Run] = {}
     for run in turns.runs:
         first.setdefault(run.system, run)
-    return [f"> {' '.join(text_of(_without_path(run.identity)).split())}\n" for run in first.values()]
-
-
-def _without_path(identity: Document) -> Document:
-    """The checkpoint by its folder's name: its hash says which one it is."""
-    return {**identity, "checkpoint": Path(identity["checkpoint"]).name}
+    return [f"> {' '.join(text_of(without_path(run.identity)).split())}\n" for run in first.values()]
 
 
 def _spread(runs: Sequence[Run], value: Callable[[Run], float | None], unit: str = "") -> str:
