@@ -234,8 +234,7 @@ class HandoffDestination:
     def _complete(self, lease: LeaseRecord) -> None:
         assert lease.closing is not None and lease.source is not None and lease.pieces is not None
         is_finished, now_s = lease.state is LeaseState.FINISHED, self._clock()
-        if not is_finished:
-            self._start(self._desk.commit(lease.key, lease.source), "kv-commit")
+        self._start(self._desk.commit(lease.key, lease.source), "kv-commit")
         result = PullResult(
             block_ids=() if is_finished else lease.block_ids, closing=lease.closing,
             num_bytes=0 if is_finished else lease.pieces.num_bytes,

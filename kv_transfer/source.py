@@ -161,7 +161,7 @@ class HandoffSource:
         self._publisher.publish(key, component, num_valid_tokens)
 
     def finish(self, key: JourneyKey, closing: Closing) -> None:
-        """Everything is published. From any thread. With a `finish_reason` the pins end at once (released)."""
+        """Everything is published, or with a `finish_reason` all that will be. From any thread."""
         self._publisher.finish(key, closing)
 
     def fail(self, key: JourneyKey, error: PdRelayError) -> None:
@@ -222,8 +222,7 @@ class HandoffSource:
         self._streams.wake(self._book.publish(key, records))
 
     def _closed(self, key: JourneyKey, closing: Closing) -> None:
-        self._streams.wake(self._book.close(key, closing, self._clock()))
-        self.settle()
+        self._streams.wake(self._book.close(key, closing))
 
     def _failed(self, key: JourneyKey, error: PdRelayError) -> None:
         self._book.fail(key, Failed(code=error.code, message=error.message), self._clock())

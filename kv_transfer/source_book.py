@@ -99,15 +99,14 @@ class SourceBook:
             handoff.records.append(records)
         return handoff
 
-    def close(self, key: JourneyKey, closing: Closing, now_s: float) -> SourceHandoff | None:
-        """Everything is published. If the first token ends the request nobody needs the blocks: released at once."""
+    def close(self, key: JourneyKey, closing: Closing) -> SourceHandoff | None:
+        """Everything that will be is published. Where the first token ends the request nobody needs the blocks, but the
+        pins last until the destination or the router has said so: who is fetching would take their end for a loss."""
         handoff = self.get(key)
         if handoff is None or handoff.state is not SourceState.PUBLISHING:
             return None
         handoff.closing = closing
         handoff.apply(SourceEvent.CLOSE)
-        if closing.finish_reason is not None:
-            self._end(handoff, SourceEvent.RELEASE, now_s)
         return handoff
 
     def fail(self, key: JourneyKey, failed: Failed, now_s: float) -> SourceHandoff | None:
@@ -118,7 +117,7 @@ class SourceBook:
         return handoff
 
     def commit(self, key: JourneyKey, token: str, now_s: float) -> None:
-        """The destination has verified everything. The same commit again is answered alike.
+        """The destination has verified everything, or needs nothing. The same commit again is answered alike.
 
         Raises:
             Gone: there is no such handoff.

@@ -21,8 +21,8 @@ MARGIN_S = 1.0  # a source frees only this long after its destination's deadline
 class SourceState(Enum):
     PUBLISHING = "publishing"
     CLOSED = "closed"          # all is published; the destination may still be fetching
-    COMMITTED = "committed"    # the destination has everything
-    RELEASED = "released"      # the router ended it, or the first token ended the request
+    COMMITTED = "committed"    # the destination has everything that it needs
+    RELEASED = "released"      # the router ended it
     FAILED = "failed"          # the worker gave up
     EXPIRED = "expired"        # nobody renewed it
     SUPERSEDED = "superseded"  # a higher attempt of the journey has begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from kv_transfer.journey import JourneyKey
 from kv_transfer.source import SourceEnd
 from kv_transfer.transports.loopback import Fault, FaultKind, FaultPlan, LoopbackNetwork, LoopbackPull, LoopbackSource
 from pd_engine.errors import DataLoss, DeadlineExceeded, Unavailable
+from pd_engine.sequence import FinishReason
 from pd_engine.settings import TransferSettings
-from support.handoffs import LAYOUT, DestinationSide, SourceSide, new_key, running
+from support.handoffs import LAYOUT, DestinationSide, SourceSide, closing_for, new_key, running
 from support.leaks import assert_nothing_left, assert_pool_is_free, until
 
 PATIENT = TransferSettings(lease_ms=60_000, fetch_timeout_ms=60_000, max_refetches=2)
@@ -231,6 +233,28 @@ async def test_what_was_verified_is_not_sent_again() -> None:
         assert_pool_is_free(destination.pool)
         assert first.ended == [(key, SourceEnd.FAILED)]
         assert other.ended == [(again, SourceEnd.COMMITTED)]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_first_token_that_ends_the_request_is_no_loss(is_late: bool) -> None:
+    """Whoever fetches then, or begins to, is told so; the pins last until it has been."""
+    lab = Lab()
+    async with lab.running:
+        key, source, destination = new_key(), lab.source, lab.destinations[0]
+        info = source.begin(key, NUM_TOKENS)
+        if not is_late:
+            destination.reserve_and_pull(key, NUM_TOKENS, info)
+        source.source.publish(key, 0, NUM_TOKENS)
+        source.source.finish(key, replace(closing_for(NUM_TOKENS), finish_reason=FinishReason.STOP))
+        book = source.source._book
+        await until(lambda: (handoff := book.get(key)) is None or handoff.closing is not None)
+        if is_late:
+            destination.reserve_and_pull(key, NUM_TOKENS, info)
+        result = await destination.result_of(key)
+        assert (result.closing.finish_reason, result.block_ids) == (FinishReason.STOP, ())
+        await until(lambda: bool(source.ended))
+        assert source.ended == [(key, SourceEnd.COMMITTED)]
+        await lab.settle()
 
 
 async def test_cancel_anywhere() -> None:

@@ -85,7 +85,7 @@ class _Pins:
 
     def finish(self, key: JourneyKey, closing: Closing) -> None:
         assert self._progress.pop(key).is_complete
-        self._source.book.close(key, closing, self._world.now_s)
+        self._source.book.close(key, closing)
 
 
 def give_prefixes(world: World, source: Source) -> None:

@@ -197,7 +197,7 @@ class World:
         del source.jobs[job.handoff.key]
         reason = FinishReason.STOP if ends_request else None
         closing = Closing(first_token_id=1, num_prompt_tokens=job.prompt.num_tokens, finish_reason=reason)
-        source.book.close(job.handoff.key, closing, self.now_s)
+        source.book.close(job.handoff.key, closing)
         self.settle_source(source)
 
     def steal(self, stream: Stream) -> None:
@@ -277,6 +277,8 @@ class World:
 
     def _completed(self, destination: Destination, lease: LeaseRecord) -> None:
         self._drop_stream(lease)
+        assert lease.source is not None
+        self.commits.append((self.by_token[lease.source.token], lease.key, lease.source.token))
         if lease.state is LeaseState.FINISHED:
             return
         self._end(destination, lease, "committed")
@@ -286,8 +288,6 @@ class World:
         destination.pool.transfer(
             lease.block_ids, lease.key.owner, f"running:{lease.key.journey_id}:{lease.key.attempt}"
         )
-        assert lease.source is not None
-        self.commits.append((self.by_token[lease.source.token], lease.key, lease.source.token))
 
     def _end(self, destination: Destination, lease: LeaseRecord, how: str) -> None:
         assert lease.key not in destination.ends, f"{lease.key} ended twice: {destination.ends[lease.key]}, then {how}"
@@ -308,10 +308,11 @@ class World:
         died stays as it was, and ends at the deadline that it knew (the lease's own, if nothing renews it)."""
         key, puller = handoff.key, self.pullers.get(handoff.token)
         if handoff.state is SourceState.COMMITTED:
-            assert puller is not None and puller.state is LeaseState.COMMITTED, f"{key} was committed too early"
-        if handoff.state is SourceState.RELEASED:
             ends_request = handoff.closing is not None and handoff.closing.finish_reason is not None
-            assert ends_request or self._source_releases.get((source, key.journey_id), 0) >= key.attempt, (
+            done = LeaseState.FINISHED if ends_request else LeaseState.COMMITTED
+            assert puller is not None and puller.state is done, f"{key} was committed too early"
+        if handoff.state is SourceState.RELEASED:
+            assert self._source_releases.get((source, key.journey_id), 0) >= key.attempt, (
                 f"the pins of {key} ended although nobody released it"
             )
         if handoff.state is SourceState.EXPIRED and puller is not None and puller.state is LeaseState.PULLING:

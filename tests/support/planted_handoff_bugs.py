@@ -35,10 +35,10 @@ class EpochNotChecked(SourceBook):
 class FreedAtClosing(SourceBook):
     """The pins end when everything is published, not when it has been fetched."""
 
-    def close(self, key: JourneyKey, closing: Closing, now_s: float) -> SourceHandoff | None:
-        handoff = super().close(key, closing, now_s)
+    def close(self, key: JourneyKey, closing: Closing) -> SourceHandoff | None:
+        handoff = super().close(key, closing)
         if handoff is not None and handoff.is_live:
-            self._end(handoff, SourceEvent.RELEASE, now_s)
+            self._end(handoff, SourceEvent.RELEASE, handoff.deadline_s)
         return handoff
 
 
