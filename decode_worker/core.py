@@ -29,6 +29,7 @@ from kv_transfer.prefix_fetch import PrefixFetcher
 from pd_engine.cache.chain import Chain
 from pd_engine.errors import (
     Cancelled,
+    DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
     Gone,
@@ -233,6 +234,12 @@ class DecodeCore:
         self._hub.set_handoff(key, handoff_message(result, record.spec.report_block_checksums))
         try:
             check_tokens(closing, self._runner.engine.config.vocab_size)
+        except DataLoss as error:  # nothing that it sent is to be trusted
+            all_blocks = tuple(range(result.checksums.shape[1]))
+            self.ends.tell_failure(record, error, all_blocks, retryable=error.retryable)
+            self.ends.end(record)
+            return
+        try:
             if closing.finish_reason is None:
                 sequence = handed_over(
                     self._runner.engine, record.name, record.spec.choice, closing, list(record.block_ids),

@@ -10,7 +10,7 @@ from kv_transfer.manifest import Closing, HiddenState
 from pd_engine.cache.arena import TORCH_DTYPES
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
-from pd_engine.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PdRelayError
+from pd_engine.errors import Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, InvalidArgument, PdRelayError
 from pd_engine.sequence import Sequence
 from pd_engine.service.requests import Choice
 
@@ -44,12 +44,12 @@ def handed_over(
 
 def check_tokens(closing: Closing, vocab_size: int) -> None:
     """Raises:
-    FailedPrecondition: a token that the source names is none of the vocabulary.
+    DataLoss: a token that the source names is none of the vocabulary.
     """
     top = () if closing.logprobs is None else closing.logprobs.top
     named = [closing.first_token_id or 0, *(token_id for token_id, _ in top)]
     if max(named) >= vocab_size:
-        raise FailedPrecondition(f"the source names token {max(named)}; the vocabulary has {vocab_size}")
+        raise DataLoss(f"the source names token {max(named)}; the vocabulary has {vocab_size}")
 
 
 def handoff_message(result: PullResult, with_checksums: bool) -> pb.HandoffDone:

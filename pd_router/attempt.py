@@ -18,6 +18,7 @@ from pd_engine.errors import DataLoss, Gone, PdRelayError, ResourceExhausted, Un
 from pd_router import wire
 from pd_router.journey import HandoffReport, Journey, JourneyState, LocalPrefillReport
 from pd_router.link import WorkerLink
+from pd_router.reply_bounds import ReplyBounds
 from pd_router.request import Request
 from pd_router.stream import Chunk
 from pd_router.timeline import AttemptTimes
@@ -52,6 +53,7 @@ class Attempt:
         handoff_wait_s: how long the decode worker may still finish a handoff whose prefill call has broken.
         itl_target_ms: between two tokens; placement lets nobody in who would break it. None: there is no target.
         times: of this attempt, to be filled in.
+        bounds: of what its workers may say.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Attempt:
         remaining_ms: Callable[[], int],
         handoff_wait_s: float,
         times: AttemptTimes,
+        bounds: ReplyBounds,
         itl_target_ms: float | None = None,
     ) -> None:
         self.number = journey.place(with_decode=decode is not None)
@@ -87,6 +90,7 @@ class Attempt:
         self._remaining_ms = remaining_ms
         self._handoff_wait_s = handoff_wait_s
         self._times = times
+        self._bounds = bounds
         self._token_ids = [*request.prompt_ids, *journey.stream.token_ids]
         self._granted: set[WorkerLink] = set()  # where there is something to renew
         self._proven: set[WorkerLink] = set()  # links that have brought a token
@@ -117,6 +121,11 @@ class Attempt:
 
     def on_event(self, link: WorkerLink, event: pb.TokensEvent) -> None:
         if link is not self._decode or event.journey.attempt != self.number:
+            return
+        try:
+            self._bounds.check_event(event)
+        except DataLoss as error:
+            self._fail(error, link, retryable=True)
             return
         self._journey.note_drafts(self.number, num_accepted=event.accepted_tokens, num_drafted=event.drafted_tokens)
         if event.HasField("handoff"):
@@ -165,6 +174,7 @@ class Attempt:
     async def _reserve(self, decode: WorkerLink) -> pb.ReserveReply | None:
         try:
             lease = await decode.calls.reserve(self._reserve_request(decode))
+            self._bounds.check_lease(lease)
         except PdRelayError as error:
             self._refused(error, decode)
             return None
@@ -184,11 +194,14 @@ class Attempt:
         pull: asyncio.Task[None] | None = None
         try:
             async for reply in self._prefill.calls.prefill(self._prefill_request(lease)):
+                if reply.HasField("source"):
+                    self._bounds.check_source(reply.source, self._prefill.epoch)
                 if reply.HasField("source") and lease is not None and self._journey.source_known(self.number):
                     self._granted.add(self._prefill)
                     self._times.source_s = _now_s()
                     pull = asyncio.create_task(self._pull(lease, reply.source))
                 elif reply.HasField("first_token"):
+                    self._bounds.check_first_token(reply.first_token)
                     self._take_first(reply.first_token)
                     break
             else:
@@ -226,6 +239,7 @@ class Attempt:
 
     def _take(self, link: WorkerLink, index: int, token_ids: Sequence[int], logprobs: Sequence[pb.Logprobs]) -> None:
         try:
+            self._bounds.check_tokens(token_ids, logprobs)
             chunk = self._journey.take_tokens(self.number, index, wire.sampled_tokens(token_ids, logprobs))
         except DataLoss as error:
             self._fail(error, link, retryable=True)
@@ -284,10 +298,11 @@ class Attempt:
         self._fail(error, link, retryable=error.retryable, no_room=no_room)
 
     def _prefill_broke(self, error: PdRelayError, *, retryable: bool) -> None:
-        """The call or the worker is gone. What it has published may be all that the decode worker needs."""
+        """The call or the worker is gone. What it has published may be all that the decode worker needs, unless it has
+        said what cannot be."""
         if self._journey.state is JourneyState.DECODING:
             return
-        if retryable and self._journey.state is JourneyState.PULLING:
+        if retryable and self._journey.state is JourneyState.PULLING and not isinstance(error, DataLoss):
             asyncio.get_running_loop().call_later(self._handoff_wait_s, self._handoff_overdue, error)
         else:
             self._fail(error, self._prefill, retryable=retryable)

@@ -81,13 +81,15 @@ class DispatchSettings:
 
 class Dispatcher:
     def __init__(
-        self, settings: DispatchSettings, *, registry: Registry, tokenizer: Tokenizer, metrics: Metrics,
-        tracing: Tracing, new_id: NewId = random_id,
+        self, settings: DispatchSettings, *, registry: Registry, tokenizer: Tokenizer, vocab_size: int,
+        metrics: Metrics, tracing: Tracing, new_id: NewId = random_id,
     ) -> None:
+        """`vocab_size`: of the model, which may have more than the tokenizer."""
         self._new_id = new_id
         self._settings = settings
         self._registry = registry
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._metrics = metrics
         self._tracing = tracing
         self._admission = Admission(settings.admission)
@@ -272,6 +274,7 @@ class Dispatcher:
             ttft_target_ms=self._settings.ttft_target_ms,
             itl_target_ms=self._settings.itl_target_ms,
             timeline=timeline,
+            vocab_size=self._vocab_size,
         )
         choice.task = asyncio.create_task(runner.run(), name=f"journey {choice.journey.journey_id}")
         self._tasks.add(choice.task)

@@ -20,6 +20,7 @@ from pd_router.placement import Placement
 from pd_router.placement_reason import reason_of
 from pd_router.pools import PlacementRequest
 from pd_router.registry import Registry
+from pd_router.reply_bounds import ReplyBounds
 from pd_router.request import Request
 from pd_router.stream import Chunk
 from pd_router.targets import Targets
@@ -43,6 +44,7 @@ class JourneyRunner:
     ttft_target_ms, itl_target_ms: of requests that name none; what cannot keep them is refused while no prefill has
         begun. None: nothing is.
     timeline: of this choice, to be filled in.
+    vocab_size: of the model; no worker names a token beyond it.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class JourneyRunner:
         ttft_target_ms: float | None,
         itl_target_ms: float | None,
         timeline: Timeline,
+        vocab_size: int,
     ) -> None:
         self.journey = journey
         self._request = request
@@ -82,6 +85,7 @@ class JourneyRunner:
         self._ttft_target_ms = request.ttft_target_ms or ttft_target_ms
         self._itl_target_ms = request.itl_target_ms or itl_target_ms
         self._timeline = timeline
+        self._vocab_size = vocab_size
         self._begun_s = 0.0
         self._is_let_in = False
         self._end_s = 0.0
@@ -172,9 +176,18 @@ class JourneyRunner:
             remaining_ms=self._remaining_ms,
             handoff_wait_s=self._handoff_wait_s,
             times=self._note_placed(placement),
+            bounds=self._bounds(),
             itl_target_ms=self._itl_target_ms,
         )
         return attempt, [link for link in (prefill, decode) if link is not None]
+
+    def _bounds(self) -> ReplyBounds:
+        return ReplyBounds(
+            vocab_size=self._vocab_size,
+            num_tokens=len(self._request.prompt_ids) + len(self.journey.stream.tokens),
+            block_size=self._registry.block_size,
+            num_top=self._request.params.logprobs,
+        )
 
     def _note_placed(self, placement: Placement) -> AttemptTimes:
         times = AttemptTimes(

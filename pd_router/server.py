@@ -95,6 +95,7 @@ class Router:
             DispatchSettings.of(self._settings),
             registry=self._registry,
             tokenizer=self._model.tokenizer,
+            vocab_size=self._model.config.vocab_size,
             metrics=self._metrics,
             tracing=self._tracing,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pd_engine.contracts import worker_pb2 as pb
-from pd_engine.errors import DataLoss
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.sequence import SampledToken, TokenLogprobs
 
@@ -34,15 +33,9 @@ def sampling_message(params: SamplingParams, *, ending_ids: frozenset[int], spec
 
 
 def sampled_tokens(token_ids: Sequence[int], logprobs: Sequence[pb.Logprobs]) -> list[SampledToken]:
-    """`logprobs` has one entry a token, or none.
-
-    Raises:
-        DataLoss: lengths differ.
-    """
+    """`logprobs` has one entry a token, or none; all have been checked."""
     if not logprobs:
         return [SampledToken(token_id=token_id) for token_id in token_ids]
-    if len(logprobs) != len(token_ids):
-        raise DataLoss(f"{len(token_ids)} tokens came with {len(logprobs)} logprobs")
     return [
         SampledToken(token_id=token_id, logprobs=_token_logprobs(entry))
         for token_id, entry in zip(token_ids, logprobs, strict=True)
@@ -50,6 +43,4 @@ def sampled_tokens(token_ids: Sequence[int], logprobs: Sequence[pb.Logprobs]) ->
 
 
 def _token_logprobs(entry: pb.Logprobs) -> TokenLogprobs:
-    if len(entry.top_token_ids) != len(entry.top_logprobs):
-        raise DataLoss(f"{len(entry.top_token_ids)} top tokens came with {len(entry.top_logprobs)} logprobs")
     return TokenLogprobs(logprob=entry.logprob, top=tuple(zip(entry.top_token_ids, entry.top_logprobs, strict=True)))

@@ -10,6 +10,7 @@ import grpc
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, PdRelayError, Unavailable
 from pd_engine.service.client import decode_stub, prefill_stub, typed_error, worker_stub
+from pd_router.reply_bounds import check_info, check_loads
 
 LOADS_INTERVAL_MS = 200
 
@@ -82,7 +83,9 @@ class WorkerCalls:
 
     async def info(self) -> pb.WorkerInfo:
         with self._typed("Info"):
-            return await self.worker.Info(pb.InfoRequest(), timeout=self._silence_s)
+            info = await self.worker.Info(pb.InfoRequest(), timeout=self._silence_s)
+        check_info(info)
+        return info
 
     async def renew(self, refs: Sequence[pb.JourneyRef]) -> pb.RenewReply:
         """Raises:
@@ -98,6 +101,7 @@ class WorkerCalls:
         with self._typed("Loads"):
             async for loads in self.worker.Loads(pb.LoadsRequest(interval_ms=LOADS_INTERVAL_MS)):
                 self._heard(loads.epoch)
+                check_loads(loads)
                 yield loads
 
     async def tokens(self) -> AsyncIterator[pb.TokensBatch]:

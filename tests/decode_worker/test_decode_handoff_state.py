@@ -123,7 +123,7 @@ def test_a_token_outside_the_vocabulary_is_refused(
     """Whether it ends the request or not, before anybody is told."""
     check_tokens(closing_of(hidden_1D), engine.config.vocab_size)
     closing = dataclasses.replace(closing_of(hidden_1D), **named)
-    with pytest.raises(FailedPrecondition, match="4096"):
+    with pytest.raises(DataLoss, match="4096"):
         check_tokens(closing, engine.config.vocab_size)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError
@@ -23,6 +25,7 @@ class Faults:
         wrong_token_at: it sends another token there, once.
         renew_gate: if set, renewals are not answered before it is.
         mute: it says nothing any more, as a stopped process does; its connections stay.
+        spoil: by name of a message ("lease", "source", "first_token", "event"), what is done to the next one.
     """
 
     reserve: list[PdRelayError] = field(default_factory=list)
@@ -37,3 +40,4 @@ class Faults:
     wrong_token_at: int | None = None
     renew_gate: asyncio.Event | None = None
     mute: bool = False
+    spoil: dict[str, Callable[[Any], None]] = field(default_factory=dict)

@@ -135,6 +135,10 @@ class StubWorker(
             raise Gone()
         return ref.journey_id, ref.attempt
 
+    def _spoil(self, name: str, message: Any) -> None:
+        if (change := self.faults.spoil.pop(name, None)) is not None:
+            change(message)
+
     async def _unless_mute(self) -> None:
         if self.faults.mute:
             await asyncio.Event().wait()
@@ -249,6 +253,7 @@ class StubWorker(
         if not request.no_handoff:
             self.pins[journey_id] = (attempt, done)
             source = pb.SourceInfo(epoch=self.epoch, address=self.address, token=journey_id)
+            self._spoil("source", source)
             yield pb.PrefillReply(source=source)
         if self.faults.prefill_gate is not None:
             await self.faults.prefill_gate.wait()
@@ -258,9 +263,10 @@ class StubWorker(
             raise Unavailable("the call breaks, as ordered")
         token_id = next_token(request.token_ids, toy_seed(request.sampling))
         first = pb.FirstToken(index=len(request.token_ids) - request.num_prompt_tokens, token_id=token_id)
-        first.cached_tokens = 3
+        first.cached_tokens = min(3, request.num_prompt_tokens)
         if request.sampling.logprobs >= 0:
             first.logprobs.CopyFrom(toy_logprobs(token_id, request.sampling.logprobs))
+        self._spoil("first_token", first)
         yield pb.PrefillReply(first_token=first)
 
     async def Manifest(self, request: pb.ManifestRequest, context: Any) -> AsyncIterator[pb.ManifestPart]:
@@ -284,7 +290,9 @@ class StubWorker(
         if num_blocks > self.num_blocks_free:
             raise ResourceExhausted(f"{num_blocks} blocks are needed, {self.num_blocks_free} are free")
         lease = self.leases[journey_id] = Lease(request, secrets.token_hex(16), num_blocks)
-        return pb.ReserveReply(epoch=self.epoch, lease_id=lease.lease_id, lease_ms=LEASE_MS)
+        reply = pb.ReserveReply(epoch=self.epoch, lease_id=lease.lease_id, lease_ms=LEASE_MS)
+        self._spoil("lease", reply)
+        return reply
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> pb.PullReply:
         journey_id, _ = self._note("Pull", request)
@@ -307,7 +315,7 @@ class StubWorker(
         return pb.ComputePromptReply(epoch=self.epoch)
 
     async def _compute_prompt(self, lease: Lease) -> None:
-        done = pb.LocalPrefillDone(cached_tokens=4, block_checksums=[3])
+        done = pb.LocalPrefillDone(cached_tokens=min(4, lease.request.num_prompt_tokens), block_checksums=[3])
         self._tell(lease, pb.TokensEvent(journey=lease.request.journey, local_prefill=done))
         await self._generate(lease)
 
@@ -325,7 +333,10 @@ class StubWorker(
             self._tell(lease, pb.TokensEvent(journey=ref, failure=failure))
             return
         num_bytes = lease.request.num_prompt_tokens * 5760
-        handoff = pb.HandoffDone(bytes=num_bytes, transport="stub", block_checksums=[1, 2], cached_tokens=3)
+        handoff = pb.HandoffDone(
+            bytes=num_bytes, transport="stub", block_checksums=[1, 2],
+            cached_tokens=min(3, lease.request.num_prompt_tokens),
+        )
         self._tell(lease, pb.TokensEvent(journey=ref, handoff=handoff))
         await self._generate(lease)
 
@@ -353,6 +364,7 @@ class StubWorker(
             index += len(tokens)
             event.drafted_tokens = index
             event.accepted_tokens = index // 2
+            self._spoil("event", event)
             self._tell(lease, event)
             await asyncio.sleep(0)
         if self.leases.get(request.journey.journey_id) is lease:

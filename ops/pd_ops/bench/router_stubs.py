@@ -29,6 +29,7 @@ SERVICE = api.DESCRIPTOR.services_by_name["PdRelay"].full_name
 NUM_BLOCKS = 1_000_000
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 1_000, 3_000  # of the demo vocabulary, text all of them
 LEASE_MS = 60_000
+SOME_ID = "5e" * 16  # of leases and handoffs, which nobody looks at
 
 
 @dataclass(slots=True)
@@ -87,12 +88,12 @@ class StubWorker(
         return pb.ReleaseReply(epoch=self._epoch)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillReply]:
-        yield pb.PrefillReply(source=pb.SourceInfo(epoch=self._epoch, address=self.address, token="token"))
+        yield pb.PrefillReply(source=pb.SourceInfo(epoch=self._epoch, address=self.address, token=SOME_ID))
         yield pb.PrefillReply(first_token=pb.FirstToken(index=0, token_id=FIRST_TOKEN_ID))
 
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
         self._leases[request.journey.journey_id] = request
-        return pb.ReserveReply(epoch=self._epoch, lease_id="lease", lease_ms=LEASE_MS)
+        return pb.ReserveReply(epoch=self._epoch, lease_id=SOME_ID, lease_ms=LEASE_MS)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> pb.PullReply:
         lease = self._leases.pop(request.journey.journey_id, None)

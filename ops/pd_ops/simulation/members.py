@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from decode_worker.core import DecodeCore
 from decode_worker.worker import DecodeWorker
 from kv_transfer.journey import JourneyKey
 from pd_engine.contracts import api_pb2_grpc
@@ -85,6 +86,14 @@ class SimulatedWorker:
         engine = self.around.engine
         return [] if engine is None else [owner for owner in engine.pool.holdings() if journey_id in owner]
 
+    def serves(self, router_id: str) -> list[str]:
+        """Names of what goes on here for a router."""
+        core = self.worker._core
+        if isinstance(core, DecodeCore):
+            return [record.name for record in core._book.open() if record.spec.router_id == router_id]
+        jobs = [] if core is None else [job for job in core._jobs.values() if job.is_open]
+        return [job.name for job in jobs if job.spec.router_id == router_id]
+
     def leftovers(self) -> list[str]:
         """What is still held here, in words; nothing is left of requests that have ended."""
         engine = self.around.engine
@@ -151,6 +160,7 @@ class SimulatedRouter:
         )
         self.dispatcher = Dispatcher(
             DispatchSettings.of(SETTINGS), registry=self.registry, tokenizer=model.tokenizer,
+            vocab_size=model.config.vocab_size,
             metrics=WatchedMetrics(
                 self.registry, model.served_name, lambda: self.dispatcher.num_running,
                 lambda: self.dispatcher.num_waiting, on_end=on_end,
