@@ -152,6 +152,12 @@ async def router_client(address: str) -> AsyncIterator[RouterClient]:
         yield RouterClient(channel, address)
 
 
+async def server_info(address: str) -> api_pb2.GetServerInfoResponse:
+    """What the router at "host:port" says of itself and its workers."""
+    async with router_client(address) as client:
+        return await client.server_info()
+
+
 def find_router(*, address: str | None, grpc_port: int | None, cluster: str) -> str:
     """The address that a command shall talk to: the one that was given, or that of a cluster on this host.
 

@@ -4,10 +4,8 @@ and a prompt that is computed where that does not work out."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +20,21 @@ from pd_engine.generate import Generation, generate
 from pd_engine.sampling.params import SamplingParams
 from pd_engine.service.client import typed_error
 from pd_engine.text.tokenizer import Tokenizer
-from support.cluster import SECRET, ProcessWorker, start_process, worker_processes
+from support.cluster import start_process
 from support.demo_requests import check_equal, params
+from support.fetching_workers import BLOCK, HASTY, SETTINGS, Workers, holder, started
 from support.player import Copy, Player, new_journey, sampling_message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BLOCK = 16
-SETTINGS: dict[str, Any] = {
-    "engine": {"cache_mib": 8, "chunk_tokens": 64}, "decode": {"adaptive_speculation": False},
-    "transfer": {"lease_ms": 60_000, "prefix_fetch_ms": 20_000},
-}
-HASTY: dict[str, Any] = {**SETTINGS, "transfer": {"lease_ms": 60_000, "prefix_fetch_ms": 300}}
 TEXT = "A generator is a function that returns an iterator, and it remembers where it was when it yields. " * 40
-
-
-@dataclass(kw_only=True)
-class Workers:
-    """A prefill worker and two decode workers; `players` are routers that place on the first or the second."""
-
-    prefill: ProcessWorker
-    decode: list[ProcessWorker]
-    players: list[Player]
-
-    async def until_idle(self) -> None:
-        for player in self.players:
-            await player.until_idle()
-
-
-@contextlib.asynccontextmanager
-async def started(settings: dict[str, Any], log_dir: Path) -> AsyncIterator[Workers]:
-    async with worker_processes(settings, log_dir, decode=2) as ([prefill], decode):
-        players = [Player(prefill.address, worker.address, SECRET) for worker in decode]
-        for player in players:
-            await player.open()
-        yield Workers(prefill=prefill, decode=decode, players=players)
-        for player in players:
-            await player.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
-    async with started(SETTINGS, tmp_path_factory.mktemp("workers")) as workers:
+    async with started(SETTINGS, tmp_path_factory.mktemp("workers"), decode=2) as workers:
         yield workers
         await workers.until_idle()
-
-
-def holder(worker: ProcessWorker, num_tokens: int) -> pb.PrefixHolder:
-    return pb.PrefixHolder(address=worker.address, epoch=worker.epoch, num_blocks=num_tokens // BLOCK)
 
 
 async def run(
@@ -121,7 +86,7 @@ async def test_parts_of_every_size(
     if num_here:
         await run(player, ids[:num_here], params(1), salt=salt)
     asked = params(8)
-    copy = await run(player, ids[:length], asked, salt=salt, said=holder(workers.prefill, length))
+    copy = await run(player, ids[:length], asked, salt=salt, said=holder(workers.prefill[0], length))
     expected = generate(engine, tokenizer, ids[:length], asked, speculate=1, checksums=True)
     check(copy, expected, max(num_there, num_here) // BLOCK * BLOCK)
     await workers.until_idle()
@@ -223,7 +188,7 @@ async def test_many_at_once(workers: Workers, engine: Engine, tokenizer: Tokeniz
     copies, _ = await asyncio.gather(
         asyncio.gather(*(
             run(player, ids[:length], asked, salt="many",
-                said=holder((workers.decode[0], workers.prefill)[number % 2], length))
+                said=holder((workers.decode[0], workers.prefill[0])[number % 2], length))
             for number, length in enumerate(lengths)
         )),
         asyncio.gather(*(disturbed(number) for number in range(4))),
@@ -242,7 +207,7 @@ async def test_a_holder_that_is_stopped_costs_the_fetch_its_time(
     nothing. Then the holder is killed, and started anew where it was: another life, of which nothing is taken."""
     ids, asked = tokenizer.encode(TEXT)[:70], params(4)
     expected = generate(engine, tokenizer, ids, asked, speculate=1, checksums=True)
-    async with started(HASTY, tmp_path) as workers:
+    async with started(HASTY, tmp_path, decode=2) as workers:
         there, player = workers.decode[0], workers.players[1]
         await run(workers.players[0], ids, params(1), salt="stopped")
         there.signal(signal.SIGSTOP)

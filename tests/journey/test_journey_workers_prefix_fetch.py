@@ -4,11 +4,9 @@ and counts, and a prompt that is computed where that does not work out."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,53 +21,19 @@ from pd_engine.generate import Generation, generate
 from pd_engine.hashing import block_hashes
 from pd_engine.service.client import connect, kv_source_stub, typed_error, worker_stub
 from pd_engine.text.tokenizer import Tokenizer
-from support.cluster import SECRET, ProcessWorker, start_process, worker_processes
+from support.cluster import SECRET, start_process
 from support.demo_requests import TEXT, check_equal, message, params
-from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey
+from support.fetching_workers import BLOCK, HASTY, SETTINGS, Workers, holder, started
+from support.player import CALL_TIMEOUT_S, Copy, new_journey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-BLOCK = 16
-SETTINGS: dict[str, Any] = {
-    "engine": {"cache_mib": 8, "chunk_tokens": 64}, "decode": {"adaptive_speculation": False},
-    "transfer": {"lease_ms": 60_000, "prefix_fetch_ms": 20_000},
-}
-HASTY: dict[str, Any] = {**SETTINGS, "transfer": {"lease_ms": 60_000, "prefix_fetch_ms": 300}}
-
-
-@dataclass(kw_only=True)
-class Workers:
-    """Two prefill workers and a decode worker; `players` are routers that place on the first or the second."""
-
-    prefill: list[ProcessWorker]
-    decode: ProcessWorker
-    players: list[Player]
-
-    async def until_idle(self) -> None:
-        for player in self.players:
-            await player.until_idle()
-
-
-@contextlib.asynccontextmanager
-async def started(settings: dict[str, Any], log_dir: Path) -> AsyncIterator[Workers]:
-    async with worker_processes(settings, log_dir, prefill=2) as (prefill, [decode]):
-        players = [Player(worker.address, decode.address, SECRET) for worker in prefill]
-        for player in players:
-            await player.open()
-        yield Workers(prefill=prefill, decode=decode, players=players)
-        for player in players:
-            await player.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
-    async with started(SETTINGS, tmp_path_factory.mktemp("workers")) as workers:
+    async with started(SETTINGS, tmp_path_factory.mktemp("workers"), prefill=2) as workers:
         yield workers
         await workers.until_idle()
-
-
-def holder(worker: ProcessWorker, num_tokens: int) -> pb.PrefixHolder:
-    return pb.PrefixHolder(address=worker.address, epoch=worker.epoch, num_blocks=num_tokens // BLOCK)
 
 
 def check(copy: Copy, expected: Generation, num_cached: int) -> None:
@@ -92,7 +56,7 @@ async def test_the_next_turn_takes_the_blocks_of_the_decode_worker(
         place = turn % 2
         copy = await workers.players[place].run(
             ids, message(tokenizer, asked), cached=True, salt=salt,
-            holder=holder(workers.decode, len(ids)) if turn else None,
+            holder=holder(workers.decode[0], len(ids)) if turn else None,
         )
         expected = generate(engine, tokenizer, ids, asked, speculate=1, checksums=True)
         num_cached = (len(ids) - 7 - 1) // BLOCK * BLOCK if turn else 0
@@ -134,7 +98,7 @@ async def test_an_answer_without_mtp_slots_is_computed(
     first = await workers.players[0].run(ids, message(tokenizer, params(40), 0), cached=True, salt=salt)
     ids, asked = [*ids, *first.token_ids], params(9)
     copy = await workers.players[1].run(
-        ids, message(tokenizer, asked), cached=True, salt=salt, holder=holder(workers.decode, len(ids))
+        ids, message(tokenizer, asked), cached=True, salt=salt, holder=holder(workers.decode[0], len(ids))
     )
     expected = generate(engine, tokenizer, ids, asked, speculate=1, checksums=True)
     check(copy, expected, 32)
@@ -150,7 +114,7 @@ async def test_a_resume_elsewhere(workers: Workers, engine: Engine, tokenizer: T
     await workers.players[0].run(ids, message(tokenizer, asked), cached=True, salt=salt)
     copy = await workers.players[1].run(
         ids + whole[:num_emitted], message(tokenizer, asked), num_prompt_tokens=len(ids), cached=True, salt=salt,
-        holder=holder(workers.decode, len(ids)),
+        holder=holder(workers.decode[0], len(ids)),
     )
     assert copy.tokens == {index: whole[index] for index in range(num_emitted, 24)}
     assert copy.cached_tokens == 32
@@ -204,7 +168,7 @@ async def test_many_at_once(workers: Workers, engine: Engine, tokenizer: Tokeniz
     copies = await asyncio.gather(*(
         workers.players[1].run(
             ids[:length], message(tokenizer, asked), cached=True, salt="many",
-            holder=holder((workers.prefill[0], workers.decode)[number % 2], length),
+            holder=holder((workers.prefill[0], workers.decode[0])[number % 2], length),
         )
         for number, length in enumerate(lengths)
     ))
@@ -223,7 +187,7 @@ async def test_a_holder_that_is_stopped_costs_the_fetch_its_time(
     another life, of which nothing is taken."""
     ids, asked = tokenizer.encode(TEXT)[:70], params(4)
     expected = generate(engine, tokenizer, ids, asked, speculate=1, checksums=True)
-    async with started(HASTY, tmp_path) as workers:
+    async with started(HASTY, tmp_path, prefill=2) as workers:
         there, player = workers.prefill[0], workers.players[1]
         await workers.players[0].run(ids, message(tokenizer, params(1)), cached=True, salt="stopped")
         there.signal(signal.SIGSTOP)
@@ -260,7 +224,7 @@ async def test_a_worker_that_drains_serves_who_reads(
 ) -> None:
     """drain-with-readers, of a prefix: it ends once nothing is held there any more, and holds nothing new."""
     ids = tokenizer.encode(TEXT)[:70]
-    async with started(SETTINGS, tmp_path) as workers:
+    async with started(SETTINGS, tmp_path, prefill=2) as workers:
         player = workers.players[0]
         await player.run(ids, message(tokenizer, params(2)), cached=True)
         worker = workers.decode if role == "decode" else workers.prefill[0]

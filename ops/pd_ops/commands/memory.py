@@ -7,7 +7,7 @@ import asyncio
 import typer
 
 from pd_engine.contracts import api_pb2
-from pd_ops.client import find_router, router_client
+from pd_ops.client import find_router, server_info
 from pd_ops.commands import options
 from pd_ops.output import Document
 from pd_ops.tables import mib, table
@@ -28,15 +28,10 @@ def command(
 ) -> None:
     """Show what each worker's memory is taken by, and what is left on its host."""
     output = options.start(context, as_json)
-    info = asyncio.run(_server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
+    info = asyncio.run(server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
     document = memory_document(info)
     output.document(document)
     output.text(memory_text(document))
-
-
-async def _server_info(router: str) -> api_pb2.GetServerInfoResponse:
-    async with router_client(router) as client:
-        return await client.server_info()
 
 
 def memory_document(info: api_pb2.GetServerInfoResponse) -> Document:

@@ -8,7 +8,7 @@ import typer
 
 from pd_engine.contracts import api_pb2
 from pd_engine.errors import Unavailable
-from pd_ops.client import find_router, ready_state, router_client
+from pd_ops.client import find_router, ready_state, server_info
 from pd_ops.cluster.control_client import ask_controller
 from pd_ops.cluster.control_messages import StatusRequest
 from pd_ops.cluster.processes import resident_bytes_below
@@ -37,7 +37,7 @@ def command(
     serving_pid = ready_state(cluster).pid if is_named else None
     processes = asyncio.run(ask_controller(cluster, StatusRequest())) if is_named else None
     try:
-        info = asyncio.run(_server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
+        info = asyncio.run(server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
     except Unavailable:
         if processes is not None:
             output.text("\n".join(processes_lines(processes)))
@@ -45,11 +45,6 @@ def command(
     document = {**status_document(info, serving_pid), "processes": processes}
     output.document(document)
     output.text("\n".join([status_text(document), *processes_lines(processes or {})]))
-
-
-async def _server_info(router: str) -> api_pb2.GetServerInfoResponse:
-    async with router_client(router) as client:
-        return await client.server_info()
 
 
 def status_document(info: api_pb2.GetServerInfoResponse, serving_pid: int | None) -> Document:
