@@ -6,7 +6,6 @@ stream. A client that goes away ends its request.
 
 from __future__ import annotations
 
-import functools
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,13 @@ from pd_router.openai_body import ChatBody, CompletionBody, Strict, parse_body
 from pd_router.openai_errors import add_error_handlers
 from pd_router.openai_reply import ChatFormat, CompletionFormat, ReplyFormat
 from pd_router.openai_stream import EventStream, drain, reply_events, unless_gone
+from pd_router.openapi import Responses, answers, answers_of_requests, request_body
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.tokenize_body import DetokenizeBody, TokenizeBody
 from pd_router.trace_parent import TraceParent
 
-
-@functools.cache
-def json_schema(body: type[Strict]) -> dict[str, Any]:
-    """As the door publishes it; to be read only."""
-    return body.model_json_schema()
-
-
+JSON, EVENTS = "application/json", "text/event-stream"
 UI_PAGE = Path(__file__).parent / "ui" / "index.html"
 UI_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -68,24 +62,28 @@ class HttpDoor:
 
     def _add_routes(self) -> None:
         app = self._routes
-        bodies: tuple[tuple[str, Any, type[Strict]], ...] = (
-            ("/v1/completions", self.completions, CompletionBody),
-            ("/v1/chat/completions", self.chat_completions, ChatBody),
-            ("/tokenize", self.tokenize, TokenizeBody),
-            ("/detokenize", self.detokenize, DetokenizeBody),
+        bodies: tuple[tuple[str, Any, type[Strict], Responses], ...] = (
+            ("/v1/completions", self.completions, CompletionBody, answers_of_requests(JSON, EVENTS)),
+            ("/v1/chat/completions", self.chat_completions, ChatBody, answers_of_requests(JSON, EVENTS)),
+            ("/tokenize", self.tokenize, TokenizeBody, answers(JSON, status_codes=(400, 404))),
+            ("/detokenize", self.detokenize, DetokenizeBody, answers(JSON, status_codes=(400, 404))),
         )
-        for path, endpoint, body in bodies:
-            schema = {"requestBody": {"content": {"application/json": {"schema": json_schema(body)}}}}
-            app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=schema)
-        for path, endpoint in (
-            ("/v1/models", self.models),
-            ("/health", self.health),
-            ("/live", self.live),
-            ("/metrics", self.metrics),
-            ("/ui", self.ui),
-            ("/ui/data", self.ui_data),
-        ):
-            app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+        for path, endpoint, body, responses in bodies:
+            app.add_api_route(
+                path, endpoint, methods=["POST"], response_model=None, openapi_extra=request_body(body),
+                responses=responses,
+            )
+        unhealthy = {"description": "No worker can serve, or the router stops.", "content": {JSON: {}}}
+        gets: tuple[tuple[str, Any, Responses], ...] = (
+            ("/v1/models", self.models, answers(JSON)),
+            ("/health", self.health, {**answers(JSON, needs_key=False), 503: unhealthy}),
+            ("/live", self.live, answers(JSON, needs_key=False)),
+            ("/metrics", self.metrics, answers("text/plain")),
+            ("/ui", self.ui, answers("text/html", needs_key=False)),
+            ("/ui/data", self.ui_data, answers(JSON)),
+        )
+        for path, endpoint, responses in gets:
+            app.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=responses)
         add_error_handlers(app)
 
     async def completions(self, http: HttpRequest) -> Response:

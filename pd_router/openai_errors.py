@@ -60,7 +60,7 @@ async def _on_http_error(http: HttpRequest, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     message = f"there is no {http.method} {http.url.path[:200]} here"
     body = error_body(NotFound(message) if status in (404, 405) else InvalidArgument(str(getattr(error, "detail", ""))))
-    return JSONResponse(body, status_code=status)
+    return JSONResponse(body, status_code=status, headers=getattr(error, "headers", None))
 
 
 async def _on_bug(http: HttpRequest, error: Exception) -> Response:
