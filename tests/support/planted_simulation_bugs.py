@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from decode_worker.endings import ChoiceEnds
 from decode_worker.host_tier import HostCopy
 from kv_transfer.destination_book import DestinationBook
 from kv_transfer.destination_state import LeaseRecord
+from kv_transfer.quarantine import Quarantine
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.tombstones import Tombstones
@@ -141,9 +142,23 @@ def copy_back_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostCopy, "load", lambda self, arena, block_ids, start, stop: None)
 
 
+def deserted_choice_kept(patch: pytest.MonkeyPatch) -> None:
+    """A decode worker goes on with what nobody reads any more."""
+    patch.setattr(DecodeCore, "_is_deserted", lambda self, record, now_s: False)
+
+
+def no_quarantine(patch: pytest.MonkeyPatch) -> None:
+    """The blocks of an ended lease are free at once, whatever still writes to them."""
+
+    def put(self: Quarantine, fetches: Mapping[int, Iterable[int]], owner: str) -> None:
+        self._pool.release(list({block for blocks in fetches.values() for block in blocks}), owner)
+
+    patch.setattr(Quarantine, "put", put)
+
+
 FOUND_SOON: tuple[Plant, ...] = (
     doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
     freed_while_computing, takeover_of_unverified_blocks, checksum_ignored, kept_block_given_twice,
-    lease_not_renewed, epoch_not_renewed, copy_back_forgotten, lost_abort,
+    lease_not_renewed, epoch_not_renewed, copy_back_forgotten, lost_abort, deserted_choice_kept, no_quarantine,
 )
 FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored)

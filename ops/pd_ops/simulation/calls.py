@@ -9,21 +9,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pd_ops.simulation.network import Connection, Network
+from pd_ops.simulation.network import Connection, Metadata, Network
 from pd_ops.simulation.process import PROCESS, Process
 
-Metadata = tuple[tuple[str, str], ...]
 END = object()
 CONNECTION_LOST = "the connection is lost"
 
 
-class Call:
-    """The client's end: replies come in order, then the status.
-
-    Attributes:
-        method: its last name, as "Reserve".
-        task: of the handler, at the server; None before it has arrived and after it is done.
-    """
+class MemoryCall:
+    """A `network.Call`. At the client's end replies come in order, then the status."""
 
     def __init__(
         self, network: Network, client: Process, path: str, data: bytes, *, is_stream: bool, metadata: Metadata
@@ -117,7 +111,6 @@ class Call:
         self._carry(self.connection, self.client, lambda: self._take(data))
 
     def end(self, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
-        """The handler is done. OK: all replies are sent."""
         connection = self.connection
         assert connection is not None
         self.task = None
@@ -196,10 +189,10 @@ class MemoryChannel(grpc.aio.Channel):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _start(self, path: str, data: bytes, timeout_s: float | None, metadata: Any, *, is_stream: bool) -> Call:
+    def _start(self, path: str, data: bytes, timeout_s: float | None, metadata: Any, *, is_stream: bool) -> MemoryCall:
         client = PROCESS.get()
         assert client is not None, "a call is made by a process"
-        call = Call(self._network, client, path, data, is_stream=is_stream, metadata=tuple(metadata or ()))
+        call = MemoryCall(self._network, client, path, data, is_stream=is_stream, metadata=tuple(metadata or ()))
         call.start(self._address, timeout_s)
         return call
 
@@ -207,7 +200,7 @@ class MemoryChannel(grpc.aio.Channel):
 class StreamCall:
     """What a caller of a streaming method has."""
 
-    def __init__(self, call: Call, deserialize: Callable[[bytes], Any]) -> None:
+    def __init__(self, call: MemoryCall, deserialize: Callable[[bytes], Any]) -> None:
         self._call = call
         self._deserialize = deserialize
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextvars import Context
 
 from pd_ops.simulation.around import SimulatedSurroundings
 from pd_ops.simulation.faults import FaultName, Trouble
@@ -21,6 +22,7 @@ from pd_router.link_state import WorkerEndpoint
 BAD_FETCHES = 0.5  # share of those that something happens to
 STORM = 0.3        # share of messages or calls
 CALM_AFTER_S = 4.0  # after a trouble
+DESERTED_S = 1.6   # after a router's death: a lease, and the time of a look
 CLOCK_RATES = (0.98, 1.02)
 NUM_BLOCKS = {"prefill": 36, "decode": 26}  # of a worker of that role
 STORMS = {FaultName.SLOW: "slow", FaultName.LOST_REPLIES: "lost", FaultName.DUPLICATES: "doubled"}
@@ -156,15 +158,35 @@ class SimulatedCluster:
 
     async def _crash(self, process: Process, seconds: float) -> None:
         process.is_alive = False
+        if process.name in self.routers:
+            self._look_whom_it_leaves(self.routers.pop(process.name))
         self.network.died(process)
         self._places.died(process)
         self.workers.pop(process.name, None)
-        self.routers.pop(process.name, None)
         await asyncio.sleep(seconds)
         if process.name in self.worker_names:
             await self._start_worker(process.name)
         else:
             await self._start_router(process.name)
+
+    def _look_whom_it_leaves(self, router: SimulatedRouter) -> None:
+        """A worker that can know that a router is gone does nothing more for it soon."""
+        died_s = self._loop.now_s
+        knowing = [
+            worker for worker in self.workers.values()
+            if worker.process.is_running and not self.network.is_cut(worker.process, router.process)
+        ]
+
+        def look() -> None:
+            for worker in knowing:
+                if worker.process.is_running and worker.process.went_on_s < died_s:
+                    for name in worker.serves(router.registry.router_id):
+                        self._complain(
+                            f"{worker.process.label}: {name} goes on {DESERTED_S:g} s after the death of "
+                            f"{router.process.label}"
+                        )
+
+        self._loop.call_at_world(died_s + DESERTED_S, look, context=Context())
 
     async def _stop(self, process: Process, seconds: float) -> None:
         process.is_stopped = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 FIRST_S, LAST_S = 0.2, 4.0
+LOST_ROUTER_S = 1.2, 3.0
 MAX_FAULTS = 6
 ROUTER_SHARE = 0.3  # of the processes that are killed or stopped, where there is a router to spare
 
@@ -86,3 +87,11 @@ def plan_faults(chance: random.Random, *, workers: Sequence[str], routers: Seque
             )
         )
     return sorted(plan, key=lambda trouble: trouble.at_s)
+
+
+def lost_router(chance: random.Random, router: str) -> Trouble:
+    """It is killed amid choices of its own."""
+    return Trouble(
+        at_s=chance.uniform(*LOST_ROUTER_S), name=FaultName.CRASH, target=router,
+        seconds=chance.uniform(*_KINDS[FaultName.CRASH].seconds),
+    )

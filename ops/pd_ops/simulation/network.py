@@ -10,17 +10,61 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import grpc
 
 from pd_ops.simulation.loop import VirtualLoop
 from pd_ops.simulation.process import Process
 
-if TYPE_CHECKING:
-    from pd_ops.simulation.calls import Call
-    from pd_ops.simulation.server import MemoryServer
-
 CLIENT_KEEPALIVE_S = 2.0
 SERVER_KEEPALIVE_S = 4.0
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Call(Protocol):
+    """One call, as what carries and answers it sees it.
+
+    Attributes:
+        number: of all calls of the network.
+        path, data, metadata: what was sent; `method` is the path's last name, as "Reserve".
+        task: of the handler, at the server; None before it has arrived and after it is done.
+    """
+
+    number: int
+    path: str
+    data: bytes
+    metadata: Metadata
+    is_stream: bool
+    client: Process
+    connection: Connection | None
+    task: asyncio.Task[None] | None
+
+    @property
+    def method(self) -> str: ...
+
+    def send(self, data: bytes) -> None:
+        """A reply of the server."""
+
+    def end(self, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
+        """The handler is done. OK: all replies are sent."""
+
+    def broken_at_client(self) -> None: ...
+
+    def broken_at_server(self) -> None: ...
+
+
+class Listener(Protocol):
+    """A server, as what carries calls to it sees it."""
+
+    process: Process
+
+    def serve(self, call: Call) -> None:
+        """A call has arrived."""
+
+    def serve_again(self, call: Call) -> None:
+        """It has arrived once more; nobody waits for what comes of it."""
 
 
 class Weather(Protocol):
@@ -68,7 +112,7 @@ class Network:
     def __init__(self, loop: VirtualLoop, weather: Weather) -> None:
         self.loop = loop
         self.weather = weather
-        self.servers: dict[str, MemoryServer] = {}
+        self.servers: dict[str, Listener] = {}
         self._connections: dict[tuple[Process, Process], Connection] = {}  # by client and server
         self._cuts: dict[frozenset[str], int] = {}  # by names; how many times over
         self._num_cuts = 0

@@ -12,8 +12,7 @@ import grpc
 import grpc.aio
 
 from pd_engine.service.server import BoundaryInterceptor
-from pd_ops.simulation.calls import Call, Metadata
-from pd_ops.simulation.network import Network
+from pd_ops.simulation.network import Call, Metadata, Network
 from pd_ops.simulation.process import PROCESS, Process
 
 
@@ -97,11 +96,9 @@ class MemoryServer(grpc.aio.Server):
         return True
 
     def serve(self, call: Call) -> None:
-        """A call has arrived."""
         call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"{call.method} {call.number}")
 
     def serve_again(self, call: Call) -> None:
-        """It has arrived once more; nobody waits for what comes of it."""
         asyncio.get_running_loop().create_task(self._run_again(call), name=f"{call.method} {call.number} again")
 
     async def _run(self, call: Call) -> None:

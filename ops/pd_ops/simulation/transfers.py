@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kv_transfer.transport import Connection, Fetched, Metadata, Spans
 from kv_transfer.transports.loopback import Fault, FaultKind, FaultPlan, LoopbackNetwork, LoopbackPull
@@ -34,6 +35,14 @@ class Places:
         for address, served in list(self.network.served.items()):
             if self.served.get(served.epoch) is process:
                 del self.network.served[address]
+
+
+class Target(NamedTuple):
+    """A block that a fetch writes to. All attempts of a journey are one owner; a block that was free in between has
+    another generation."""
+
+    owners: tuple[str, ...]
+    generation: int
 
 
 class FetchFaults(FaultPlan):
@@ -101,17 +110,23 @@ class WatchedPull:
                 raise DeadlineExceeded(f"{source.name} is not to be reached")
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    def owners(self, spans: Spans) -> dict[int, tuple[str, ...]]:
-        """Of the blocks that a fetch writes to."""
-        return {block: tuple(self._pool.owners(block)) for block in map(self._block_at, spans.offsets.tolist())}
+    def targets(self, spans: Spans) -> dict[int, Target]:
+        """The blocks that a fetch writes to, as they are now."""
+        return {block: self._target(block) for block in map(self._block_at, spans.offsets.tolist())}
 
     def _on_copy(self, offset: int, length: int) -> None:
         block = self._block_at(offset)
-        owners, before = tuple(self._pool.owners(block)), FETCH_OWNERS.get()[block]
-        if owners and owners != before:
-            self._complain(f"a fetch for {' and '.join(before)} writes to block {block} of {' and '.join(owners)}")
+        now, before = self._target(block), FETCH_TARGETS.get()[block]
+        fetch = f"a fetch for {' and '.join(before.owners)} writes to block {block}"
+        if now.owners and now.owners != before.owners:
+            self._complain(f"{fetch} of {' and '.join(now.owners)}")
         elif self._pool.is_free(block):
-            self._complain(f"a fetch for {' and '.join(before)} writes to block {block}, which is free")
+            self._complain(f"{fetch}, which is free")
+        elif now.generation != before.generation:
+            self._complain(f"{fetch}, which has been given away since")
+
+    def _target(self, block: int) -> Target:
+        return Target(tuple(self._pool.owners(block)), int(self._arena.generations[block]))
 
     def _block_at(self, offset: int) -> int:
         component = max(index for index, start in enumerate(self._arena.offsets) if start <= offset)
@@ -125,7 +140,7 @@ class WatchedConnection:
         self._source = source
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
-        FETCH_OWNERS.set(self._pull.owners(spans))  # a fetch has a task of its own
+        FETCH_TARGETS.set(self._pull.targets(spans))  # a fetch has a task of its own
         await self._pull.reach(self._source, timeout_s)
         return await self._connection.fetch(spans, token=token, timeout_s=timeout_s)
 
@@ -140,4 +155,4 @@ class WatchedConnection:
         await self._connection.close()
 
 
-FETCH_OWNERS: ContextVar[dict[int, tuple[str, ...]]] = ContextVar("fetch_owners")
+FETCH_TARGETS: ContextVar[dict[int, Target]] = ContextVar("fetch_targets")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pd_engine.contracts import worker_pb2 as pb
-from pd_ops.simulation.calls import Call
+from pd_ops.simulation.network import Call
 from pd_ops.simulation.process import Process
 
 ROUTINE = frozenset({"Loads", "Renew", "CacheEvents", "Info", "SourceRenew", "Tokens", "Manifest"})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kv_transfer.transports.loopback import Fault, FaultKind
-from pd_ops.simulation.calls import Call
+from pd_ops.simulation.network import Call
 from pd_ops.simulation.process import Process
 
 LATENCY_S = (0.0002, 0.003)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pd_ops.simulation.client import Client, Wish, plan_wishes
 from pd_ops.simulation.cluster import NUM_BLOCKS, SimulatedCluster
-from pd_ops.simulation.faults import Trouble, plan_faults
+from pd_ops.simulation.faults import Trouble, lost_router, plan_faults
 from pd_ops.simulation.loop import VirtualLoop
 from pd_ops.simulation.members import SETTINGS, address_of
 from pd_ops.simulation.process import Process
@@ -21,7 +21,8 @@ RECOVERY_S = 25.0  # after the last trouble and the last arrival: until every re
 SETTLE_S = 15.0    # after that: until nothing may be left anywhere
 RELEASE_S = 2.0    # after the end of a journey while all is calm: until it holds no block; a slow step takes 1.5 s
 LONG_STEPS_SHARE = 0.3  # of all worlds: few workers and long requests, most of them at one time
-QUIET_SHARE = 0.5  # of these: nothing goes wrong, so that nothing may fail
+QUIET_SHARE = 0.4  # of these: nothing goes wrong, so that nothing may fail
+LOSS_SHARE = 0.3   # of these: nothing but the loss of a router, whose choices would go on for long
 LONG_FACTOR = 2.0  # of what is waited for in such a world
 LOOK_S = 0.25
 MAX_SLOTS = (NUM_BLOCKS["decode"] - 2) * SETTINGS.engine.block_size  # of one request
@@ -47,16 +48,22 @@ class World:
         chance = self._chance("world")
         self._has_long_steps = chance.random() < LONG_STEPS_SHARE
         counts = {role: 1 if self._has_long_steps else chance.randint(1, 2) for role in NUM_BLOCKS}
-        is_quiet = self._has_long_steps and chance.random() < QUIET_SHARE
+        fate = chance.random() if self._has_long_steps else 1.0
+        loses_router = QUIET_SHARE <= fate < QUIET_SHARE + LOSS_SHARE
         self.cluster = SimulatedCluster(
             self.loop, worker_names=[f"{role}-{number}" for role in counts for number in range(counts[role])],
-            router_names=[f"router-{number}" for number in range(chance.randint(1, 2))],
+            router_names=[f"router-{number}" for number in range(2 if loses_router else chance.randint(1, 2))],
             has_long_steps=self._has_long_steps, chance=self._chance, tell=self.tell, complain=self.complain,
             on_end=self._journey_ended,
         )
-        self.troubles = [] if is_quiet else plan_faults(
-            self._chance("faults"), workers=self.cluster.worker_names, routers=self.cluster.router_names
-        )
+        if fate < QUIET_SHARE:
+            self.troubles: list[Trouble] = []
+        elif loses_router:
+            self.troubles = [lost_router(self._chance("faults"), self.cluster.router_names[-1])]
+        else:
+            self.troubles = plan_faults(
+                self._chance("faults"), workers=self.cluster.worker_names, routers=self.cluster.router_names
+            )
         self.wishes = plan_wishes(
             self._chance("clients"), num_routers=len(self.cluster.router_names), max_slots=MAX_SLOTS,
             is_busy=self._has_long_steps,
