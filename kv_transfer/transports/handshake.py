@@ -5,7 +5,8 @@
     source  -> puller   verdict, HMAC-SHA256(secret, "source" ...)                          (1 + 32 bytes)
 
 Both codes cover both nonces, so neither can be replayed. The epoch is the source's life that the puller was told of;
-the token must be of a live handoff. A stranger costs one small task, for `HANDSHAKE_S` at the most.
+the token must be of a live handoff. A source that has no place for one more handshake hangs up before the verdict, and
+the puller comes again. A stranger costs one small task, for `HANDSHAKE_S` at the most.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import random
 import secrets
 import socket
 from enum import IntEnum
@@ -26,6 +28,9 @@ MAGIC = b"pdrelay1"
 NONCE_BYTES = 32
 ID_BYTES = 32
 CODE_BYTES = 32
+QUEUE_PERIOD_S = 0.002  # between two looks at a queue that was full
+COME_AGAIN_S = 0.02     # after a source has hung up; on average, and longer each time
+MAX_COME_AGAIN_S = 0.1
 
 
 class Verdict(IntEnum):
@@ -34,8 +39,9 @@ class Verdict(IntEnum):
     GONE = 2
 
 
-async def admit(sock: socket.socket, *, secret: str, epoch: str, authorize: Authorize) -> bool:
-    """The source's half, on a non-blocking socket. False: refused; the caller closes the socket."""
+async def admit(sock: socket.socket, *, secret: str, epoch: str, authorize: Authorize) -> str | None:
+    """The source's half, on a non-blocking socket: the token that the puller has shown. None: refused; the caller
+    closes the socket."""
     loop = asyncio.get_running_loop()
     nonce_s = secrets.token_bytes(NONCE_BYTES)
     await loop.sock_sendall(sock, MAGIC + nonce_s)
@@ -49,7 +55,7 @@ async def admit(sock: socket.socket, *, secret: str, epoch: str, authorize: Auth
     if verdict is not Verdict.UNAUTHENTICATED:
         code = _code(secret, b"source", nonce_s, nonce_p, claim + bytes([verdict]))
     await loop.sock_sendall(sock, bytes([verdict]) + code)
-    return verdict is Verdict.WELCOME
+    return claim[ID_BYTES:].decode() if verdict is Verdict.WELCOME else None
 
 
 async def greet(sock: socket.socket, *, secret: str, epoch: str, token: str) -> None:
@@ -103,25 +109,63 @@ async def connect(
     """A non-blocking socket to a source that has admitted us; a text is the name of an abstract unix socket.
 
     Raises:
-        Unauthenticated, Gone, Unavailable: see `greet`.
+        Unauthenticated, Gone: see `greet`.
+        Unavailable: nobody is there, or whoever is has hung up on us all the time.
         DeadlineExceeded: it took longer than `timeout_s`.
     """
-    loop = asyncio.get_running_loop()
+    pause_s, was_hung_up_on = COME_AGAIN_S, False
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                sock = await _reach(address)
+                try:
+                    await greet(sock, secret=secret, epoch=epoch, token=token)
+                    return sock
+                except (Unavailable, OSError):
+                    sock.close()
+                    was_hung_up_on = True
+                except BaseException:
+                    sock.close()
+                    raise
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(pause_s * 1.5, MAX_COME_AGAIN_S)
+    except TimeoutError:
+        if was_hung_up_on:
+            raise Unavailable(f"the source has not admitted us within {timeout_s} s, and hung up meanwhile") from None
+        raise DeadlineExceeded(f"the source did not answer within {timeout_s} s") from None
+    except OSError as error:
+        raise Unavailable(f"the source cannot be reached: {error.strerror}") from None
+
+
+async def _reach(address: str | tuple[str, int]) -> socket.socket:
+    """A connected non-blocking socket.
+
+    Raises:
+        OSError: nobody is there.
+    """
     is_unix = isinstance(address, str)
     family = socket.AF_UNIX if is_unix else (socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        async with asyncio.timeout(timeout_s):
-            await loop.sock_connect(sock, "\0" + address if isinstance(address, str) else address)
-            await greet(sock, secret=secret, epoch=epoch, token=token)
-    except BaseException as error:
+        if isinstance(address, str):
+            await _queue_up(sock, "\0" + address)
+        else:
+            await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
         sock.close()
-        if isinstance(error, TimeoutError):
-            raise DeadlineExceeded(f"the source did not answer within {timeout_s} s") from None
-        if isinstance(error, OSError):
-            raise Unavailable(f"the source cannot be reached: {error.strerror}") from None
         raise
     return sock
+
+
+async def _queue_up(sock: socket.socket, path: str) -> None:
+    """With a unix socket, connecting is done at once or, before a full queue, not begun: event loops take the latter
+    for under way, and then for done."""
+    while True:
+        try:
+            sock.connect(path)
+            return
+        except BlockingIOError:
+            await asyncio.sleep(QUEUE_PERIOD_S)
 
 
 def _judge(claim: bytes, epoch: str, authorize: Authorize) -> Verdict:

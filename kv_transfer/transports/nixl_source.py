@@ -19,6 +19,7 @@ import numpy as np
 from kv_transfer.transport import Authorize, Metadata
 from kv_transfer.transports.listener import Listener
 from kv_transfer.transports.nixl_agent import MEMORY, MakeAgent, NixlAgent, make_nixl_agent
+from kv_transfer.transports.watch import until_hung_up
 from pd_engine.cache.arena import Arena
 
 NAME = "nixl"
@@ -75,16 +76,12 @@ class NixlSource:
         self._has_pullers.set()
         await asyncio.to_thread(self._thread.join)
 
-    async def _serve(self, puller: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+    async def _serve(self, puller: socket.socket, token: str) -> None:
         self._num_pullers += 1
         self._has_pullers.set()
         try:
-            await loop.sock_sendall(puller, self._welcome)
-            while await loop.sock_recv(puller, 1):
-                pass
-        except OSError:
-            return
+            await asyncio.get_running_loop().sock_sendall(puller, self._welcome)
+            await until_hung_up(puller)
         finally:
             self._num_pullers -= 1
             if not self._num_pullers:

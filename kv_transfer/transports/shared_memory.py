@@ -78,7 +78,7 @@ class SharedMemorySource:
             await self._listener.stop()
             self._listener = None
 
-    async def _serve(self, puller: socket.socket) -> None:
+    async def _serve(self, puller: socket.socket, token: str) -> None:
         """Passes the descriptor, then waits for the puller to hang up."""
         assert self._arena is not None
         read_only = os.open(f"/proc/self/fd/{self._arena.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -86,8 +86,7 @@ class SharedMemorySource:
             socket.send_fds(puller, [LENGTH.pack(self._arena.num_bytes)], [read_only])
         finally:
             os.close(read_only)
-        while await asyncio.get_running_loop().sock_recv(puller, 1):
-            pass
+        await until_hung_up(puller)
 
 
 class SharedMemoryPull:

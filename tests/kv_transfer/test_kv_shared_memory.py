@@ -20,7 +20,7 @@ NUM_BLOCKS = 4
 class HangsUpHalfway(SharedMemorySource):
     """Passes the descriptor, but not all of the length before it."""
 
-    async def _serve(self, puller: socket.socket) -> None:
+    async def _serve(self, puller: socket.socket, token: str) -> None:
         assert self._arena is not None
         socket.send_fds(puller, [LENGTH.pack(self._arena.num_bytes)[:3]], [self._arena.fd])
 

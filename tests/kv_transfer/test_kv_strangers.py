@@ -1,0 +1,164 @@
+"""Crowds at a source's ports, and pullers that misbehave: what they cost, and that others get in beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import select
+import socket
+
+import pytest
+
+from kv_transfer.transports.handshake import admit, connect
+from kv_transfer.transports.listener import ACCEPTS_A_TURN, MAX_HANDSHAKES, Listener
+from pd_engine.errors import Unavailable
+from support.handoffs import SECRET
+from support.leaks import until
+from support.transport_cases import EPOCH, TIMEOUT_S, Pair, transport_pair
+
+Address = str | tuple[str, int]
+KINDS = ("shared_memory", "tcp")
+
+
+def address_of(pair: Pair) -> Address:
+    metadata = pair.source.metadata()
+    return metadata["path"] if "path" in metadata else (metadata["host"], metadata["port"])
+
+
+def listener_of(pair: Pair) -> Listener:
+    source = pair.source
+    made: Listener = getattr(source, "_listener", None) or source._port._listener  # type: ignore[attr-defined]
+    return made
+
+
+def stranger(address: Address) -> socket.socket:
+    """Connected, or in the queue."""
+    is_unix = isinstance(address, str)
+    sock = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET, socket.SOCK_STREAM)
+    sock.connect("\0" + address if isinstance(address, str) else address)
+    return sock
+
+
+async def come_in(pair: Pair) -> socket.socket:
+    return await connect(
+        address_of(pair), secret=SECRET, epoch=EPOCH, token=pair.new_token(), timeout_s=TIMEOUT_S
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_crowd_takes_a_bounded_part_of_each_turn_and_of_the_places(kind: str) -> None:
+    async with transport_pair(kind) as pair:
+        listener = listener_of(pair)
+        crowd = [stranger(address_of(pair)) for _ in range(10 * ACCEPTS_A_TURN)]
+        num_places = [0]
+        for _ in range(20):
+            await asyncio.sleep(0)
+            num_places.append(len(listener._handshakes))
+        assert max(num_places) == MAX_HANDSHAKES
+        assert max(after - before for before, after in itertools.pairwise(num_places)) <= ACCEPTS_A_TURN
+        for sock in crowd:
+            sock.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_puller_gets_in_beside_strangers_that_come_in_every_turn(kind: str) -> None:
+    async with transport_pair(kind) as pair:
+        crowd: list[socket.socket] = []
+
+        async def come_and_stay() -> None:
+            while len(crowd) < 800:
+                crowd.append(stranger(address_of(pair)))
+                await asyncio.sleep(0)
+
+        coming = asyncio.create_task(come_and_stay())
+        await until(lambda: len(listener_of(pair)._handshakes) == MAX_HANDSHAKES)
+        for _ in range(3):
+            (await come_in(pair)).close()
+        coming.cancel()
+        for sock in crowd:
+            sock.close()
+
+
+async def test_who_has_gone_or_speaks_first_takes_no_place() -> None:
+    async with transport_pair("shared_memory") as pair:
+        gone, speaks_first = stranger(address_of(pair)), stranger(address_of(pair))
+        gone.close()
+        speaks_first.send(b"x")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.to_thread(speaks_first.recv, 1) == b""
+        assert not listener_of(pair)._pullers
+        speaks_first.close()
+
+
+async def test_a_puller_waits_before_a_full_queue() -> None:
+    """A unix socket's connect is not under way then, although event loops take it so."""
+    path = f"pd-relay-test-{secrets.token_hex(8)}"
+    token = secrets.token_hex(16)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind("\0" + path)
+        server.listen(0)
+        queue = [stranger(path)]
+        coming = asyncio.create_task(connect(path, secret=SECRET, epoch=EPOCH, token=token, timeout_s=TIMEOUT_S))
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        assert not coming.done()
+        for sock in (server.accept()[0], *queue):
+            sock.close()
+        server.settimeout(TIMEOUT_S)
+        puller, _ = await asyncio.to_thread(server.accept)
+        with puller:
+            puller.setblocking(False)
+            assert await admit(puller, secret=SECRET, epoch=EPOCH, authorize=lambda token: frozenset()) == token
+            (await coming).close()
+
+
+@pytest.mark.parametrize("num_hang_ups", [2, 1_000])
+async def test_a_puller_that_was_hung_up_on_comes_again(num_hang_ups: int) -> None:
+    token = secrets.token_hex(16)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        loop = asyncio.get_running_loop()
+        coming = asyncio.create_task(
+            connect(server.getsockname(), secret=SECRET, epoch=EPOCH, token=token, timeout_s=0.2)
+        )
+        for _ in range(num_hang_ups):
+            accepting = asyncio.create_task(loop.sock_accept(server))
+            await asyncio.wait([accepting, coming], return_when=asyncio.FIRST_COMPLETED)
+            if coming.done():
+                accepting.cancel()
+                with pytest.raises(Unavailable, match="hung up meanwhile"):
+                    await coming
+                return
+            accepting.result()[0].close()
+        puller, _ = await loop.sock_accept(server)
+        with puller:
+            assert await admit(puller, secret=SECRET, epoch=EPOCH, authorize=lambda token: frozenset()) == token
+            (await coming).close()
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "fake nixl"])
+async def test_garbage_of_an_admitted_puller_ends_its_connection(kind: str) -> None:
+    async with transport_pair(kind) as pair:
+        with await come_in(pair) as puller:
+            puller.setblocking(True)
+            with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+                await asyncio.to_thread(lambda: [puller.sendall(bytes(1 << 16)) for _ in range(1 << 10)])
+        await until(lambda: not listener_of(pair)._pullers)
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "fake nixl"])
+async def test_a_puller_that_resets_its_connection_is_a_line_for_debugging(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with transport_pair(kind) as pair:
+        puller = await come_in(pair)
+        await asyncio.to_thread(select.select, [puller], [], [])
+        with caplog.at_level(logging.DEBUG, "kv_transfer"):
+            puller.close()  # with unread bytes: a reset
+            await until(lambda: not listener_of(pair)._pullers)
+        (record,) = caplog.records
+        assert record.levelno == logging.DEBUG
+        assert record.exc_info is None
