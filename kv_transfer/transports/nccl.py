@@ -30,9 +30,10 @@ from kv_transfer.transports.nccl_pair import (
     load_nccl,
     wait_ready,
 )
-from kv_transfer.transports.nccl_source import NAME, OK, has_hung_up, pause
+from kv_transfer.transports.nccl_source import NAME, OK, pause
 from kv_transfer.transports.streams import hang_up, prepare
 from kv_transfer.transports.tcp_frames import GENERATION, MAX_RANGES, REPLY, REQUEST, Status, ranges_of
+from kv_transfer.transports.watch import is_silent
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
@@ -105,7 +106,8 @@ class NcclConnection:
         interest = Interest()
         job = asyncio.get_running_loop().run_in_executor(self._executor, self._join, nccl, unique_id, interest)
         try:
-            await asyncio.wait_for(asyncio.shield(job), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(job)
         except BaseException as error:
             interest.abandon()
             await asyncio.wait([job])
@@ -140,7 +142,7 @@ class NcclConnection:
 
     def _join(self, nccl: Nccl, unique_id: bytes, interest: Interest) -> None:
         self._pair = nccl.join(unique_id, PULLER_RANK)
-        wait_ready(self._pair, lambda: not interest.is_abandoned and not has_hung_up(self._sock), pause)
+        wait_ready(self._pair, lambda: not interest.is_abandoned and is_silent(self._sock), pause)
 
     def _run(self, spans: Spans, token: str, interest: Interest) -> Fetched:
         """In the connection's thread."""

@@ -26,9 +26,11 @@ from kv_transfer.transports.nccl_pair import (
     load_nccl,
     wait_ready,
 )
+from kv_transfer.transports.stream_book import Phase, Stream
 from kv_transfer.transports.streams import StreamPort
 from kv_transfer.transports.tcp_frames import REPLY, Ranges, Status, check_ranges
 from kv_transfer.transports.tcp_source import receive_request
+from kv_transfer.transports.watch import is_silent
 from pd_engine.cache.arena import Arena
 from pd_kernels.block_copy import copy_pieces
 
@@ -62,7 +64,7 @@ class NcclSource:
 
 
 class _PairServer:
-    """Serves one puller after another call, in a thread for each: `server(sock)` returns when the puller hangs up."""
+    """Serves one puller, in a thread for each: `server(stream)` returns when the puller hangs up."""
 
     def __init__(self, nccl: Nccl, arena: Arena, authorize: Authorize) -> None:
         self._nccl = nccl
@@ -71,7 +73,8 @@ class _PairServer:
         self._authorize = authorize
         self._pairs = threading.Semaphore(MAX_PAIRS)
 
-    def __call__(self, sock: socket.socket) -> None:
+    def __call__(self, stream: Stream) -> None:
+        sock = stream.sock
         if not self._pairs.acquire(blocking=False):
             sock.sendall(BUSY + bytes(UNIQUE_ID_BYTES))
             return
@@ -80,15 +83,16 @@ class _PairServer:
             sock.sendall(OK + unique_id)
             pair = self._nccl.join(unique_id, SOURCE_RANK)
             try:
-                wait_ready(pair, lambda: not has_hung_up(sock), pause)
-                while (request := receive_request(sock)) is not None:
-                    self._answer(sock, pair, *request)
+                wait_ready(pair, lambda: is_silent(sock), pause)
+                while (request := receive_request(stream)) is not None:
+                    self._answer(sock, pair, stream.token, *request)
+                    stream.enter(Phase.IDLE)
             finally:
                 pair.abort()
         finally:
             self._pairs.release()
 
-    def _answer(self, sock: socket.socket, pair: Pair, number: int, token: str, ranges: Ranges) -> None:
+    def _answer(self, sock: socket.socket, pair: Pair, token: str, number: int, ranges: Ranges) -> None:
         check_ranges(ranges, self._arena)
         allowed = self._authorize(token)
         if allowed is None or not allowed.issuperset(ranges["block"].tolist()):
@@ -101,18 +105,8 @@ class _PairServer:
         for message in messages_of(offsets, lengths, STAGING_BYTES):
             copy_pieces(self._octets, staging, message.arena_offsets, message.offsets, message.lengths)
             pair.send(staging[: message.num_bytes])
-            wait_ready(pair, lambda: not has_hung_up(sock), pause)
+            wait_ready(pair, lambda: is_silent(sock), pause)
         sock.sendall(self._arena.generations[ranges["block"]].tobytes())
-
-
-def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the peer has closed a socket on which nothing is due."""
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def pause() -> None:

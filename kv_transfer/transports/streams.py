@@ -7,20 +7,24 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
+from kv_transfer.ticker import Ticker, ignore_crash
 from kv_transfer.transport import Authorize
 from kv_transfer.transports.listener import Listener
+from kv_transfer.transports.stream_book import Stream, crowded_out
 from pd_engine.errors import InvalidArgument, Unavailable
 
 log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 10  # a puller that takes nothing for so long is hung up on
+LOOK_PERIOD_S = 1.0  # between two looks for streams that have lasted too long
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_INTERVAL_S = 5
 KEEPALIVE_PROBES = 3
 
-ServeStream = Callable[[socket.socket], None]
+ServeStream = Callable[[Stream], None]
 """Answers one puller's requests, one after another; returns when the puller hangs up."""
 
 
@@ -35,7 +39,8 @@ class StreamPort:
         self._host = host
         self._name = name
         self._listener: Listener | None = None
-        self._streams: dict[threading.Thread, socket.socket] = {}
+        self._ticker = Ticker(f"{name}-streams", LOOK_PERIOD_S, self._cut_overdue, ignore_crash)
+        self._streams: dict[Stream, threading.Thread] = {}
         self.port = 0
 
     @property
@@ -47,43 +52,65 @@ class StreamPort:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.bind((self._host, 0))
         self.port = sock.getsockname()[1]
+        self._authorize = authorize
         self._serve_stream = serve_stream
         self._listener = Listener(
             sock, secret=self._secret, epoch=epoch, authorize=authorize, serve=self._start_stream
         )
         self._listener.start()
+        self._ticker.start()
 
     async def stop(self) -> None:
         """Hangs up on all pullers."""
         if self._listener is None:
             return
+        await self._ticker.stop()
         await self._listener.stop()
         self._listener = None
-        for sock in list(self._streams.values()):
-            hang_up(sock)
-        for thread in list(self._streams):
+        for stream in list(self._streams):
+            hang_up(stream.sock)
+        for thread in list(self._streams.values()):
             await asyncio.to_thread(thread.join)
 
-    async def _start_stream(self, puller: socket.socket) -> None:
-        """Moves the socket to a thread of its own."""
-        sock = socket.socket(fileno=puller.detach())
-        sock.setblocking(True)
-        prepare(sock)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0))
-        thread = threading.Thread(target=self._run, args=(sock,), name=self._name, daemon=True)
-        self._streams[thread] = sock
-        thread.start()
+    async def _start_stream(self, puller: socket.socket, token: str) -> None:
+        """Moves the socket to a thread of its own, if there is room for one more."""
+        stream = Stream(puller, token, time.monotonic)
+        leaving = crowded_out(stream, list(self._streams))
+        if leaving is not None:
+            log.info("too many streams of pullers: hung up on one")
+            leaving.cut()
+        if leaving is stream:
+            return
+        stream.sock = socket.socket(fileno=puller.detach())
+        stream.sock.setblocking(True)
+        prepare(stream.sock)
+        stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0))
+        thread = threading.Thread(target=self._run, args=(stream,), name=self._name, daemon=True)
+        self._streams[stream] = thread
+        try:
+            thread.start()
+        except RuntimeError as error:  # this process may have no more of them
+            log.warning("hung up on a puller: %s", error)
+            del self._streams[stream]
+            stream.sock.close()
 
-    def _run(self, sock: socket.socket) -> None:
-        with sock:
+    def _run(self, stream: Stream) -> None:
+        with stream.sock:
             try:
-                self._serve_stream(sock)
+                self._serve_stream(stream)
             except (OSError, Unavailable) as error:
                 log.debug("a puller has gone: %s", error)
             except InvalidArgument as error:
                 log.warning("hung up on a puller: %s", error.message)
             finally:
-                del self._streams[threading.current_thread()]
+                del self._streams[stream]
+
+    async def _cut_overdue(self) -> None:
+        now_s = time.monotonic()
+        for stream in list(self._streams):
+            if not stream.is_cut and stream.is_overdue(now_s, self._authorize):
+                log.info("hung up on a puller that has kept its stream for too long")
+                stream.cut()
 
 
 def prepare(sock: socket.socket) -> None:

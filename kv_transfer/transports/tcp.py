@@ -24,9 +24,11 @@ from kv_transfer.transport import (
     Spans,
 )
 from kv_transfer.transports.handshake import connect
+from kv_transfer.transports.stream_book import IDLE_S
 from kv_transfer.transports.streams import hang_up, prepare
 from kv_transfer.transports.tcp_frames import GENERATION, MAX_RANGES, REPLY, REQUEST, Status, ranges_of
 from kv_transfer.transports.tcp_source import NAME
+from kv_transfer.transports.watch import is_silent
 from kv_transfer.wire import Fields
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
@@ -34,6 +36,7 @@ from pd_kernels.block_stream.reference import receive_views
 
 NUM_STREAMS = 2
 MAX_HOST_CHARS = 255
+REUSE_S = IDLE_S / 2  # an older idle stream is about to be hung up on
 
 
 class TcpPull:
@@ -69,10 +72,16 @@ class _Stream:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.stop = np.zeros(1, dtype=np.uint8)  # looked at by compiled loops
+        self.used_s = asyncio.get_running_loop().time()
 
     @property
     def is_stopped(self) -> bool:
         return bool(self.stop[0])
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether an idle one may be used again."""
+        return asyncio.get_running_loop().time() < self.used_s + REUSE_S and is_silent(self.sock)
 
     def hang_up(self) -> None:
         self.stop[0] = 1
@@ -112,7 +121,7 @@ class TcpConnection:
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
         try:
             async with asyncio.timeout(timeout_s), self._may_fetch:
-                stream = self._idle.pop() if self._idle else await self._open(token, timeout_s)
+                stream = self._take_idle() or await self._open(token, timeout_s)
                 if self._is_closed:
                     stream.sock.close()
                     raise Unavailable("the connection has been closed")
@@ -147,6 +156,14 @@ class TcpConnection:
         prepare(sock)
         return _Stream(sock)
 
+    def _take_idle(self) -> _Stream | None:
+        while self._idle:
+            stream = self._idle.pop()
+            if stream.is_fresh:
+                return stream
+            stream.sock.close()
+        return None
+
     async def _fetch_on(self, stream: _Stream, spans: Spans, token: str) -> Fetched:
         job = asyncio.get_running_loop().run_in_executor(
             self._executor, self._exchange, stream, spans, next(self._numbers), token
@@ -163,6 +180,7 @@ class TcpConnection:
         stream = self._unfinished.pop(job)
         is_intact = not job.cancelled() and (job.exception() is None or isinstance(job.exception(), Gone))
         if is_intact and not stream.is_stopped:
+            stream.used_s = asyncio.get_running_loop().time()
             self._idle.append(stream)
         else:
             stream.sock.close()

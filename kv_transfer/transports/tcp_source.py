@@ -7,6 +7,7 @@ import socket
 import numpy as np
 
 from kv_transfer.transport import Authorize, Metadata
+from kv_transfer.transports.stream_book import Phase, Stream
 from kv_transfer.transports.streams import StreamPort
 from kv_transfer.transports.tcp_frames import (
     MAX_RANGES,
@@ -51,18 +52,19 @@ class TcpSource:
 
 
 class _StreamServer:
-    """Answers the requests of one stream after another call: `server(sock)` returns when the puller hangs up."""
+    """Answers the requests of one stream: `server(stream)` returns when the puller hangs up."""
 
     def __init__(self, arena: Arena, authorize: Authorize) -> None:
         self._arena = arena
         self._octets = np.frombuffer(arena.buffer, dtype=np.uint8)
         self._authorize = authorize
 
-    def __call__(self, sock: socket.socket) -> None:
-        while (request := receive_request(sock)) is not None:
-            self._answer(sock, *request)
+    def __call__(self, stream: Stream) -> None:
+        while (request := receive_request(stream)) is not None:
+            self._answer(stream.sock, stream.token, *request)
+            stream.enter(Phase.IDLE)
 
-    def _answer(self, sock: socket.socket, number: int, token: str, ranges: Ranges) -> None:
+    def _answer(self, sock: socket.socket, token: str, number: int, ranges: Ranges) -> None:
         check_ranges(ranges, self._arena)
         allowed = self._authorize(token)
         if allowed is None or not allowed.issuperset(ranges["block"].tolist()):
@@ -74,18 +76,25 @@ class _StreamServer:
         sock.sendall(self._arena.generations[ranges["block"]].tobytes())
 
 
-def receive_request(sock: socket.socket) -> tuple[int, str, Ranges] | None:
-    """(number, token, ranges, not yet checked against an arena); None: the puller has hung up.
+def receive_request(stream: Stream) -> tuple[int, Ranges] | None:
+    """(number, ranges, not yet checked against an arena), and the stream has the request's token and is answering;
+    None: the puller has hung up.
 
     Raises:
         InvalidArgument: it asks for no ranges, or for too many.
     """
-    header = bytearray(REQUEST.size)
-    if not receive_views(sock, [memoryview(header)], may_end=True):
+    sock, header = stream.sock, memoryview(bytearray(REQUEST.size))
+    num_bytes = sock.recv_into(header)
+    if num_bytes == 0:
         return None
+    stream.enter(Phase.ASKING)
+    if num_bytes < REQUEST.size:
+        receive_views(sock, [header[num_bytes:]])
     number, token, count = REQUEST.unpack(header)
     if not 1 <= count <= MAX_RANGES:
         raise InvalidArgument(f"tcp: a request has 1 to {MAX_RANGES} ranges, got {count}")
     packed = bytearray(count * RANGE.itemsize)
     receive_views(sock, [memoryview(packed)])
-    return number, token.decode("ascii", errors="replace"), np.frombuffer(packed, dtype=RANGE)
+    stream.token = token.decode("ascii", errors="replace")
+    stream.enter(Phase.ANSWERING)
+    return number, np.frombuffer(packed, dtype=RANGE)

@@ -1,0 +1,157 @@
+"""Streams of admitted pullers: how many a source keeps, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kv_transfer.transports import stream_book, streams
+from kv_transfer.transports.handshake import connect
+from kv_transfer.transports.stream_book import Phase, Stream, crowded_out
+from kv_transfer.transports.streams import StreamPort
+from kv_transfer.transports.tcp_frames import RANGE, REQUEST
+from support.handoffs import SECRET
+from support.leaks import assert_nothing_left, until
+from support.transport_cases import EPOCH, TIMEOUT_S, Pair, transport_pair
+
+LONG_S = 1_000.0
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(clock: Clock) -> Callable[..., Stream]:
+    def make(token: str = "a", phase: Phase = Phase.IDLE) -> Stream:
+        clock.now_s += 1
+        stream = Stream(socket.socket(), token, clock)
+        stream.enter(phase)
+        stream.sock.close()
+        return stream
+
+    return make
+
+
+@pytest.mark.parametrize(("phase", "limit_s"), [
+    (Phase.IDLE, stream_book.IDLE_S), (Phase.ASKING, stream_book.REQUEST_S),
+])
+def test_what_has_lasted_too_long(make: Callable[..., Stream], clock: Clock, phase: Phase, limit_s: float) -> None:
+    stream = make(phase=phase)
+    assert not stream.is_overdue(clock.now_s + limit_s, lambda token: frozenset())
+    assert stream.is_overdue(clock.now_s + limit_s + 1, lambda token: frozenset())
+
+
+def test_a_reply_may_take_as_long_as_its_token_lives(make: Callable[..., Stream], clock: Clock) -> None:
+    stream = make("mine", Phase.ANSWERING)
+    assert not stream.is_overdue(LONG_S, {"mine": frozenset({1})}.get)
+    assert not stream.is_overdue(clock.now_s + stream_book.REPLY_S, {}.get)
+    assert stream.is_overdue(LONG_S, {}.get)
+
+
+def test_the_one_that_was_idle_for_longest_goes(
+    make: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_book, "MAX_STREAMS", 4)
+    monkeypatch.setattr(stream_book, "MAX_STREAMS_A_TOKEN", 2)
+    busy, older, newer = make("a", Phase.ANSWERING), make("b"), make("a")
+    assert crowded_out(make("b"), [busy, older, newer]) is None
+    assert crowded_out(make("a"), [busy, older, newer]) is newer, "of those with the same token"
+    assert crowded_out(make("c"), [busy, older, newer, make("d")]) is older
+    newer.enter(Phase.ASKING)
+    new = make("a")
+    assert crowded_out(new, [busy, older, newer]) is new
+    older.cut()
+    assert crowded_out(make("c"), [busy, older, newer, make("d")]) is None
+
+
+def port_of(pair: Pair) -> StreamPort:
+    port: StreamPort = pair.source._port  # type: ignore[attr-defined]
+    return port
+
+
+async def come_in(pair: Pair, token: str) -> socket.socket:
+    metadata = pair.source.metadata()
+    return await connect(
+        (metadata["host"], metadata["port"]), secret=SECRET, epoch=EPOCH, token=token, timeout_s=TIMEOUT_S
+    )
+
+
+async def test_a_request_that_does_not_go_on_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_book, "REQUEST_S", 0.05)
+    monkeypatch.setattr(streams, "LOOK_PERIOD_S", 0.02)
+    async with assert_nothing_left(except_files="memfd"), transport_pair("tcp") as pair:
+        token = pair.new_token()
+        with await come_in(pair, token) as puller:
+            puller.setblocking(True)
+            puller.send(REQUEST.pack(1, token.encode(), 1_000))
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.to_thread(puller.recv, 1) == b""
+            await until(lambda: port_of(pair).num_streams == 0)
+
+
+async def test_a_reply_that_is_read_drop_by_drop_ends_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_book, "REPLY_S", 0.1)
+    monkeypatch.setattr(streams, "LOOK_PERIOD_S", 0.02)
+    async with assert_nothing_left(except_files="memfd"), transport_pair("tcp") as pair:
+        token = pair.new_token()
+        ranges = np.zeros(20_000, dtype=RANGE)
+        ranges["block"], ranges["offset"] = 2, pair.source_arena.piece_offset(0, 2)
+        ranges["length"] = pair.source_arena.layout.piece_bytes(0)
+        with await come_in(pair, token) as puller:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(puller, REQUEST.pack(1, token.encode(), len(ranges)) + ranges.tobytes())
+            for _ in range(30):
+                await loop.sock_recv(puller, 1)
+                await asyncio.sleep(0.01)
+            assert port_of(pair).num_streams == 1, "its token lives"
+            del pair.allowed[token]
+            with contextlib.suppress(ConnectionError):
+                while port_of(pair).num_streams:
+                    await loop.sock_recv(puller, 1)
+                    await asyncio.sleep(0.001)
+            await until(lambda: port_of(pair).num_streams == 0)
+
+
+async def test_too_many_streams_with_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_book, "MAX_STREAMS_A_TOKEN", 2)
+    async with assert_nothing_left(except_files="memfd"), transport_pair("tcp") as pair:
+        token = pair.new_token()
+        pullers = []
+        for number in range(1, 4):
+            pullers.append(await come_in(pair, token))
+            await until(lambda number=number: port_of(pair).num_streams == min(number, 2))  # type: ignore[misc]
+        pullers[0].setblocking(True)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.to_thread(pullers[0].recv, 1) == b""
+        await until(lambda: port_of(pair).num_streams == 2)
+        for puller in pullers:
+            puller.close()
+
+
+async def test_a_puller_opens_anew_what_the_source_has_hung_up_on() -> None:
+    async with transport_pair("tcp") as pair:
+        connection = await pair.connect()
+        for block in range(2):
+            spans = pair.spans([(0, block, block, 0, 16)])
+            expected = pair.expected(spans)
+            await connection.fetch(spans, token=pair.new_token(), timeout_s=TIMEOUT_S)
+            assert bytes(pair.arena.buffer) == expected
+            for stream in list(port_of(pair)._streams):
+                stream.cut()
+            await until(lambda: port_of(pair).num_streams == 0)
+        assert connection.usable
+        await connection.close()
