@@ -20,7 +20,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from pd_engine.errors import Internal, InvalidArgument, PdRelayError, Unauthenticated
-from pd_engine.service.options import SERVER_OPTIONS
+from pd_engine.service.options import MAX_CONNECTIONS, SERVER_OPTIONS
 from pd_engine.service.secret import metadata_has_secret
 
 CODE_METADATA_KEY = "pd-relay-code"
@@ -61,6 +61,8 @@ def build_server(
     options = dict(SERVER_OPTIONS)
     if shares_port:
         options["grpc.so_reuseport"] = 1
+    if secret is not None:
+        options["grpc.max_allowed_incoming_connections"] = MAX_CONNECTIONS
     if bounds is not None:
         options["grpc.max_receive_message_length"] = bounds.max_bytes
     return grpc.aio.server(interceptors=[BoundaryInterceptor(secret, bounds, authorize)], options=list(options.items()))
@@ -134,7 +136,9 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None  # gRPC answers UNIMPLEMENTED
         refusal = self._refusal(handler_call_details)
-        return _wrap(handler, handler_call_details.method, refusal, self._bounds)
+        if refusal is not None:
+            return _refuse(refusal, handler_call_details.method)
+        return _wrap(handler, handler_call_details.method, self._bounds)
 
     def _refusal(self, details: grpc.HandlerCallDetails) -> Unauthenticated | None:
         if self._secret is not None and not metadata_has_secret(details.invocation_metadata, self._secret):
@@ -147,7 +151,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         return None
 
 
-def _wrap(handler: Any, method: str, refusal: Unauthenticated | None, bounds: RequestBounds | None) -> Any:
+def _wrap(handler: Any, method: str, bounds: RequestBounds | None) -> Any:
     kinds = {
         (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
         (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
@@ -156,11 +160,10 @@ def _wrap(handler: Any, method: str, refusal: Unauthenticated | None, bounds: Re
     }
     kind, build = kinds[handler.request_streaming, handler.response_streaming]
     behavior = getattr(handler, kind)
-    guarded = behavior if refusal is None else _refuse(refusal, handler.response_streaming)
-    guard = _guard_stream if inspect.isasyncgenfunction(guarded) else _guard_call
+    guard = _guard_stream if inspect.isasyncgenfunction(behavior) else _guard_call
     return build(
-        guard(guarded, method),
-        request_deserializer=_lenient(handler.request_deserializer, method, bounds) if refusal is None else _unread,
+        guard(behavior, method),
+        request_deserializer=_lenient(handler.request_deserializer, method, bounds),
         response_serializer=handler.response_serializer,
     )
 
@@ -202,15 +205,14 @@ def _check_parsed(request: Any) -> None:
         raise request.error
 
 
-def _refuse(refusal: Unauthenticated, streaming: bool) -> Callable[[Any, Context], Any]:
-    async def refuse(request: Any, context: Context) -> Any:
-        raise refusal
+def _refuse(refusal: Unauthenticated, method: str) -> Any:
+    """For a call of any kind: a handler of streams does not wait for the request, which may never come."""
 
-    async def refuse_stream(request: Any, context: Context) -> AsyncIterator[Any]:
+    async def refuse(requests: Any, context: Context) -> AsyncIterator[Any]:
         raise refusal
         yield  # makes it a generator
 
-    return refuse_stream if streaming else refuse
+    return grpc.stream_stream_rpc_method_handler(_guard_stream(refuse, method), request_deserializer=_unread)
 
 
 def _guard_call(behavior: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:

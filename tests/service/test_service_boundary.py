@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pkgutil
 import socket
 import subprocess
@@ -21,7 +23,8 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
 from pd_engine.errors import ERROR_CLASSES, Gone, InvalidArgument, PdRelayError, ResourceExhausted
 from pd_engine.service import client
-from pd_engine.service.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES
+from pd_engine.service import server as service_server
+from pd_engine.service.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, SERVER_KEEPALIVE_TIMEOUT_MS
 from pd_engine.service.secret import new_secret, parse_secret
 from pd_engine.service.server import Health, add_reflection, bind, build_server
 
@@ -115,6 +118,58 @@ async def test_streams_need_the_secret_too(served: tuple[str, Echo, Streams]) ->
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_call_is_refused_before_its_message_has_come(served: tuple[str, Echo, Streams]) -> None:
+    """Or it would cost a task for as long as the stranger likes."""
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with client.connect(served[0], None) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.stream_unary(f"/{SERVICE}/Reserve")(never(), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and empty settings
+
+
+@pytest.mark.parametrize(("words", "option"), [
+    (b"", "grpc.server_handshake_timeout_ms"), (PREFACE, "grpc.http2.settings_timeout"),
+    (PREFACE, "grpc.max_connection_idle_ms"),
+])
+async def test_a_stranger_that_says_nothing_more_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch, words: bytes, option: str
+) -> None:
+    options = [(name, 200 if name == option else value) for name, value in service_server.SERVER_OPTIONS]
+    monkeypatch.setattr(service_server, "SERVER_OPTIONS", options)
+    server = build_server(secret=SECRET)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(words)
+    async with asyncio.timeout(SERVER_KEEPALIVE_TIMEOUT_MS / 1000 - 1):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+    writer.close()
+    await server.stop(None)
+
+
+async def test_a_worker_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_server, "MAX_CONNECTIONS", 3)
+    server = build_server(secret=SECRET)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+    hung_up = [asyncio.create_task(reader.read()) for reader, _ in strangers]
+    done, waiting = await asyncio.wait(hung_up, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done) == 1
+    for task in waiting:
+        task.cancel()
+    for _, writer in strangers:
+        writer.transport.abort()
+    await server.stop(None)
+
+
 @pytest.mark.parametrize("cls", ERROR_CLASSES.values())
 async def test_a_typed_error_is_the_same_error_at_the_caller(
     served: tuple[str, Echo, Streams], cls: type[PdRelayError]
@@ -143,7 +198,7 @@ async def test_a_request_too_long_for_grpc_is_the_callers_mistake(
     served: tuple[str, Echo, Streams], options: list[tuple[str, int]]
 ) -> None:
     request = pb.ReserveRequest(router_id="x" * (MAX_MESSAGE_BYTES + 1))
-    async with grpc.aio.insecure_channel(served[0], options=options) as channel:
+    async with client.SecretChannel(grpc.aio.insecure_channel(served[0], options=options), SECRET) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.decode_stub(channel).Reserve(request, timeout=30)
     typed = client.typed_error(caught.value)
