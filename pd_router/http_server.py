@@ -8,14 +8,18 @@ import socket
 import ssl
 from collections.abc import Iterator
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pd_engine.errors import InvalidArgument
 from pd_router.tls import Tls
 
 MAX_HEADER_BYTES = 64 * 1024
 CLOSE_TIMEOUT_S = 1
+HEAD_S = 10.0  # from the first byte of a request's head to its last, and before the first request
+BODY_S = 60.0
 
 
 class _QuietServer(uvicorn.Server):
@@ -24,6 +28,38 @@ class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _ImpatientProtocol(H11Protocol):
+    """Hangs up on a client whose request does not come, or comes drop by drop."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_within(HEAD_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_within(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.conn.their_state
+        super().data_received(data)
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            if before is not state:
+                self._expect_within(BODY_S)
+        elif state is not h11.IDLE:  # all is there
+            self._expect_within(None)
+        elif self._deadline is None:
+            self._expect_within(HEAD_S)
+
+    def _expect_within(self, seconds: float | None) -> None:
+        """Until then the head or the body that is under way is to be complete; None: nothing is."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 class HttpServer:
@@ -43,6 +79,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
+            http=_ImpatientProtocol,
             log_config=None,
             access_log=False,
             server_header=False,
