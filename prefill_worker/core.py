@@ -1,7 +1,7 @@
 """A prefill worker's state, all of it in the event loop's thread: jobs, their blocks, their ends.
 
 Blocks are freed when the compute thread no longer writes to them *and* the handoff's source no longer serves them,
-whatever came first. A settled job is remembered for a while, so that a repeated call gets the same answer.
+whatever came first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from kv_transfer.source import HandoffSource
 from kv_transfer.source_state import SourceEnd
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import (
-    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     Gone,
@@ -26,16 +25,14 @@ from pd_engine.errors import (
 )
 from pd_engine.priority import Turn
 from pd_engine.service.rates import Rate
-from pd_engine.service.tombstones import LONGEST_MESSAGE_LIFE_S, Tombstones
 from prefill_worker.blocks import PromptBlocks
 from prefill_worker.job import FirstTokenAnswer, Job, JobState, PrefillSpec
+from prefill_worker.job_book import JobBook
 from prefill_worker.publisher import HandoffPublisher
 from prefill_worker.runner import FirstToken, PrefillRunner, StepReport
 from prefill_worker.scheduler import Waiting, admit, queue_wait_ms
 
 log = logging.getLogger(__name__)
-
-MAX_REMEMBERED = 1_000  # settled jobs, for repeated calls
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -46,6 +43,9 @@ class PrefillCore:
     report: runs a callback in the event loop, from the compute thread.
 
     `fetcher` is given after construction, as it reports to `fetched`.
+
+    Attributes:
+        jobs: all that this worker has.
     """
 
     fetcher: PrefixFetcher[Job]
@@ -63,9 +63,7 @@ class PrefillCore:
         self._post = post
         self._report = report
         self._clock = clock
-        self._jobs: dict[str, Job] = {}  # the newest attempt of each journey, by journey id, by arrival
-        self._by_name: dict[str, Job] = {}  # every job that is open, in compute or pinned
-        self._tombstones = Tombstones()
+        self.jobs = JobBook()
         self.tokens_per_s = Rate()
         self._books_checked = False  # since the last job
         self.draining = False
@@ -83,33 +81,26 @@ class PrefillCore:
             ResourceExhausted: the queue is full; with a retry hint.
             Unavailable: the worker is draining.
         """
-        journey_id, attempt = spec.key.journey_id, spec.key.attempt
-        if self._tombstones.is_gone(journey_id, attempt):
-            raise Gone()
-        known = self._jobs.get(journey_id)
-        if known is not None and known.spec.key.attempt >= attempt:
-            if known.spec.key.attempt > attempt:
-                raise Gone()
-            if known.spec != spec:
-                raise AlreadyExists(f"attempt {attempt} of journey {journey_id} is running with another payload")
+        known = self.jobs.started(spec)
+        if known is not None:
             return known
         job = self._new_job(spec)
-        if known is not None:
-            self._end(known, Gone())
+        earlier = self.jobs.newest(spec.key.journey_id)
+        if earlier is not None:
+            self._end(earlier, Gone())
         self._books_checked = False
-        self._jobs.pop(journey_id, None)
-        self._jobs[journey_id] = self._by_name[job.name] = job
+        self.jobs.add(job)
         self._admit_waiting()
         return job
 
     def release(self, journey_id: str, up_to_attempt: int) -> None:
         """Ends everything of the journey up to that attempt."""
-        self._tombstones.bury(journey_id, up_to_attempt, self._clock())
+        self.jobs.bury(journey_id, up_to_attempt, self._clock())
         self._source.release(journey_id, up_to_attempt)
-        job = self._jobs.get(journey_id)
+        job = self.jobs.newest(journey_id)
         if job is not None and job.spec.key.attempt <= up_to_attempt:
             self._end(job, Gone())
-            del self._jobs[journey_id]
+            self.jobs.forget(journey_id)
 
     def abandon(self, job: Job) -> None:
         """Its caller went away before the first token was known: the work ends, and that attempt with it."""
@@ -118,8 +109,8 @@ class PrefillCore:
 
     def renew(self, key: JourneyKey) -> str:
         """queued, running or gone; keeps the handoff's pins."""
-        job = self._jobs.get(key.journey_id)
-        if job is None or job.spec.key != key or job.state is JobState.FAILED:
+        job = self.jobs.find(key)
+        if job is None or job.state is JobState.FAILED:
             return "gone"
         if job.pinned:
             self._source.renew(key)
@@ -129,42 +120,19 @@ class PrefillCore:
 
     def tick(self, now_s: float) -> None:
         """Ends what is past its deadline, forgets what is old, and checks the books when idle."""
-        self._tombstones.tick(now_s)
-        for journey_id, job in list(self._jobs.items()):
+        for job in self.jobs.remembered():
             if job.is_open and job.turn.is_overdue(now_s):
                 self._end(job, DeadlineExceeded("the request's deadline passed before its first token"))
-            settled = not job.is_open and job.name not in self._by_name
-            is_old = now_s >= job.settled_at_s + LONGEST_MESSAGE_LIFE_S or len(self._jobs) > MAX_REMEMBERED
-            if settled and is_old:
-                del self._jobs[journey_id]
+        self.jobs.tick(now_s)
         self._admit_waiting()  # blocks may have come out of quarantine
-        if not self._by_name and not self._books_checked:
+        if self.jobs.is_idle and not self._books_checked:
             self._blocks.check_integrity()
             self._books_checked = True
 
     def fail_all(self, error: PdRelayError) -> None:
         """Nothing will be computed any more: every open job is answered with `error`."""
-        for job in list(self._by_name.values()):
+        for job in self.jobs.busy():
             self._end(job, error)
-
-    # What the worker reports
-
-    @property
-    def num_running(self) -> int:
-        return sum(job.state is JobState.RUNNING for job in self._by_name.values())
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(job.state in (JobState.QUEUED, JobState.FETCHING) for job in self._by_name.values())
-
-    @property
-    def num_queued_tokens(self) -> int:
-        return sum(job.num_remaining for job in self._by_name.values())
-
-    @property
-    def is_idle(self) -> bool:
-        """No prompt, no pin, no block in use."""
-        return not self._by_name
 
     # Ways through the worker
 
@@ -178,7 +146,7 @@ class PrefillCore:
             raise InvalidArgument(
                 f"{spec.num_tokens} tokens need {job.num_blocks} blocks; this worker has {self._pool.num_blocks}"
             )
-        queued = self.num_queued_tokens
+        queued = self.jobs.num_queued_tokens
         if queued and queued + spec.num_tokens > self._max_queued_tokens:
             raise ResourceExhausted(
                 f"{queued} prompt tokens are queued; {self._max_queued_tokens} are allowed",
@@ -187,7 +155,7 @@ class PrefillCore:
         return job
 
     def _admit_waiting(self) -> None:
-        queue = [job for job in self._by_name.values() if job.state is JobState.QUEUED]
+        queue = [job for job in self.jobs.busy() if job.state is JobState.QUEUED]
         if not queue:
             return
         queue.sort(key=lambda job: job.turn.rank)  # stable: ties by arrival
@@ -252,18 +220,18 @@ class PrefillCore:
         if report.num_tokens:
             self.tokens_per_s.add(report.num_tokens, report.seconds)
         for name, num_computed in report.progress:
-            if (job := self._by_name.get(name)) is not None:
+            if (job := self.jobs.named(name)) is not None:
                 job.times.note_chunk(now_s, report.seconds, num_computed - job.num_computed)
                 self._blocks.computed(job, num_computed)
         for first in report.first_tokens:
             self._serve(first)
         for name, error in report.failed.items():
-            if (job := self._by_name.get(name)) is not None:
+            if (job := self.jobs.named(name)) is not None:
                 job.in_compute = False
                 self._end(job, error)
 
     def _serve(self, first: FirstToken) -> None:
-        job = self._by_name.get(first.name)
+        job = self.jobs.named(first.name)
         if job is None:
             return
         job.in_compute = False
@@ -289,7 +257,7 @@ class PrefillCore:
             job.move(JobState.FAILED)
             job.settled_at_s = self._clock()
             job.error = error
-            self._tombstones.bury(job.spec.key.journey_id, job.spec.key.attempt, self._clock())
+            self.jobs.bury(job.spec.key.journey_id, job.spec.key.attempt, self._clock())
             if job.in_compute:
                 self._post(lambda: self._drop(job.name))
             job.notify()
@@ -303,7 +271,7 @@ class PrefillCore:
         self._report(self._dropped, name)
 
     def _dropped(self, name: str) -> None:
-        if (job := self._by_name.get(name)) is not None:
+        if (job := self.jobs.named(name)) is not None:
             job.in_compute = False
             self._settle(job)
 
@@ -316,9 +284,8 @@ class PrefillCore:
 
     def _settle(self, job: Job) -> None:
         """Frees the blocks once nobody writes or reads them, and lets the next prompts in."""
-        if job.is_open or job.in_compute or job.pinned or self._by_name.get(job.name) is not job:
+        if job.is_open or job.in_compute or job.pinned or not self.jobs.gave_back(job):
             return
-        del self._by_name[job.name]
         if job.block_ids:
             self._blocks.release(job)
         self._admit_waiting()

@@ -181,11 +181,11 @@ class PrefillWorker:
         reply = pb.LoadsReply(
             epoch=self._endpoint.epoch,
             state="draining" if core.draining else "ready",
-            num_running=core.num_running,
-            num_waiting=core.num_waiting,
+            num_running=core.jobs.num_running,
+            num_waiting=core.jobs.num_waiting,
             num_blocks_free=engine.pool.num_free,
             num_blocks_total=engine.pool.num_blocks,
-            queued_prefill_tokens=core.num_queued_tokens,
+            queued_prefill_tokens=core.jobs.num_queued_tokens,
             num_leases=destination.num_leases,
             num_pins=source.num_pins,
             rss_bytes=rss_bytes(),
@@ -240,7 +240,7 @@ class PrefillWorker:
     def _tick(self) -> None:
         assert self._core is not None and self._source is not None
         self._core.tick(self._around.clock())
-        is_idle = self._core.is_idle and not self._source.num_pins and self._core.num_callers == 0
+        is_idle = self._core.jobs.is_idle and not self._source.num_pins and self._core.num_callers == 0
         if self._core.draining and is_idle:
             self._drained.set()
 
