@@ -119,7 +119,7 @@ class RoomGate:
                 called.set()
 
     async def _change(self, timeout_s: float | None) -> None:
-        with contextlib.suppress(TimeoutError):  # not `wait_for`: in Python 3.11 it may swallow a cancellation
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._registry.wait_change()
 

@@ -202,7 +202,8 @@ class WorkerLink:
         await asyncio.gather(self._task, return_exceptions=True)
         self._lose(Unavailable(f"worker {self.worker_id} was removed"), level=logging.DEBUG)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._empty.wait(), CLOSE_TIMEOUT_S)
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._empty.wait()
         await self._releases.close()
         await self.calls.close()
 
@@ -235,7 +236,9 @@ class WorkerLink:
         self.info = info
         self.is_accepted = True
         self.view = None
-        renewals = Renewals(self, interval_s=self._renew_interval_s)
+        renewals = Renewals(
+            self.calls, interval_s=self._renew_interval_s, held=self._renewable, on_gone=self._tell_gone
+        )
         loops = [self._follow_loads(), self._follow_cache(), renewals.run(), self._watch_silence()]
         if self.role is Role.DECODE:
             loops.append(self._follow_tokens())
@@ -269,6 +272,15 @@ class WorkerLink:
                 passenger = self.passengers.get(event.journey.journey_id)
                 if passenger is not None:
                     passenger.on_event(self, event)
+
+    def _renewable(self) -> list[pb.JourneyRef]:
+        refs = [passenger.renewable(self) for passenger in self.passengers.values()]
+        return [ref for ref in refs if ref is not None]
+
+    def _tell_gone(self, ref: pb.JourneyRef) -> None:
+        passenger = self.passengers.get(ref.journey_id)
+        if passenger is not None:
+            passenger.on_gone(self, ref)
 
     def _note_heard(self) -> None:
         self._heard = True

@@ -48,7 +48,8 @@ class ReleaseQueue:
     async def close(self) -> None:
         """Waits until everything is sent or given up, within a bound."""
         try:
-            await asyncio.wait_for(self.flushed(), CLOSE_TIMEOUT_S)
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.flushed()
         except TimeoutError:
             log.warning("worker %s: %d releases were not sent", self._worker_id, len(self._attempts))
         self._task.cancel()

@@ -138,7 +138,8 @@ class PrefillWorker:
         self._core.draining = self._holder.draining = True
         await self._endpoint.set_healthy(False)
         try:
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
         except TimeoutError:
             return False
         return True

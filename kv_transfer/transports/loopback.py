@@ -180,7 +180,8 @@ class LoopbackConnection:
         self._unfinished.add(transfer)
         transfer.add_done_callback(self._ended)
         try:
-            return await asyncio.wait_for(asyncio.shield(transfer), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(transfer)
         except TimeoutError:
             raise DeadlineExceeded(f"{spans.num_bytes} bytes did not come within {timeout_s} s") from None
         finally:

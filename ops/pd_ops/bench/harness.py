@@ -90,7 +90,8 @@ async def _process(
     finally:
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()

@@ -73,7 +73,8 @@ async def _process(module: str, secret: str, *arguments: str) -> AsyncIterator[t
     )
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            line = await process.stdout.readline()
         if not line:
             raise Unavailable(f"{module} has ended with {await process.wait()}")
         yield json.loads(line), psutil.Process(process.pid)

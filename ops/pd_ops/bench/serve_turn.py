@@ -29,11 +29,13 @@ async def serve_turn(flags: Sequence[str], log: Path, limit_s: float) -> None:
         )
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await process.wait()
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), INTERRUPT_GRACE_S)
+                async with asyncio.timeout(INTERRUPT_GRACE_S):
+                    await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
