@@ -1,8 +1,8 @@
 """Channel and server options, the same on both ends.
 
 Without keepalive a call over a cut link hangs for more than a minute; with 1 s / 1 s it fails after about 2 s. A
-server gives a busy peer longer. One that does not permit such pings answers them with "too many pings", hence two of its
-options. gRPC itself would wait two minutes for a stranger's first word, and for ever for its first call.
+server gives a busy peer longer. One that does not permit such pings answers them with "too many pings", hence two of
+its options. gRPC itself would wait two minutes for a stranger's first word, and for ever for its first call.
 """
 
 from __future__ import annotations
