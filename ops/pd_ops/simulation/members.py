@@ -91,7 +91,7 @@ class SimulatedWorker:
         core = self.worker._core
         if isinstance(core, DecodeCore):
             return [record.name for record in core._book.open() if record.spec.router_id == router_id]
-        jobs = [] if core is None else [job for job in core._jobs.values() if job.is_open]
+        jobs = [] if core is None else [job for job in core.jobs.remembered() if job.is_open]
         return [job.name for job in jobs if job.spec.router_id == router_id]
 
     def leftovers(self) -> list[str]:
