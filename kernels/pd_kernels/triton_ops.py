@@ -1,7 +1,8 @@
 """`Ops` over the Triton kernels, for one GPU.
 
 All tensors are on that GPU, weights in their storage dtype; tensors that are elsewhere are refused, and nothing falls
-back to another implementation. Under Triton's interpreter (TRITON_INTERPRET=1) the device is the CPU: for tests.
+back to another implementation. Values of indices are not looked at: that would wait for the GPU in every op. Under
+Triton's interpreter (TRITON_INTERPRET=1) the device is the CPU: for tests.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from pd_kernels import contract
 from pd_kernels.absorb import triton as absorb
 from pd_kernels.block_checksum import triton as block_checksum
 from pd_kernels.embed import triton as embed
@@ -62,6 +64,7 @@ class TritonOps:
         return False
 
     def pack_linear(self, weight_MD: Weight) -> Weight:
+        contract.linear_weight(weight_MD)
         return self._moved(weight_MD)
 
     def pack_fp8_linear(self, weight_MK: Tensor, scale_mk: Tensor, *, power_of_two: bool = False) -> Fp8Weight:
@@ -72,78 +75,83 @@ class TritonOps:
         )
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> absorb.AbsorbedWeight:
+        contract.absorbed_weights(w_uk_HNC, w_uv_HVC)
         return absorb.pack_absorbed(w_uk_HNC.to(self.device), w_uv_HVC.to(self.device))
 
     def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
                      shared_down: Weight | None) -> moe_experts.Experts:
+        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
         shared = (weight if weight is None else self._moved(weight) for weight in (shared_gate_up, shared_down))
         return moe_experts.pack_experts(self._moved(gate_up_X2ID), self._moved(down_XDI), *shared)
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
-        self._check(ids_T, table_ZD)
+        contract.embed(ids_T, table_ZD, self.device)
         return embed.embed(ids_T, table_ZD)
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        self._check(x_TD, weight_D)
+        contract.rms_norm(x_TD, weight_D, self.device)
         return rms_norm.rms_norm(x_TD, weight_D, eps)
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        self._check(x_TD, residual_TD, weight_D)
+        contract.add_rms_norm(x_TD, residual_TD, weight_D, self.device)
         return rms_norm.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def linear(self, x_TD: Tensor, weight: Weight | Fp8Weight, *, out_dtype: torch.dtype | None = None) -> Tensor:
-        self._check(x_TD)
+        contract.linear(x_TD, _shape(weight)[1], out_dtype, self.device)
         if isinstance(weight, Fp8Weight):
             return fp8_linear(x_TD, weight, out_dtype)
         return linear.linear(x_TD, weight, out_dtype)
 
     def mla_queries(self, q_TF: Tensor, weight: absorb.AbsorbedWeight, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
-        self._check(q_TF, rope_P2R, positions_T)
+        H, N, _ = weight.w_uk_HNC.shape
+        contract.mla_queries(q_TF, H, N, rope_P2R, positions_T, self.device)
         return absorb.mla_queries(q_TF, weight, rope_P2R, positions_T)
 
     def latent_write(self, kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Tensor, rows: Rows,
                      cache_GKE: Tensor) -> None:
-        self._check(kv_TE, norm_weight_C, rope_P2R, rows.slots_T, cache_GKE)
+        contract.latent_write(kv_TE, norm_weight_C, rope_P2R, rows, cache_GKE, self.device)
         latent_write.latent_write(kv_TE, norm_weight_C, eps, rope_P2R, rows, cache_GKE)
 
     def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
                       latent_width: int) -> Tensor:
-        self._check(q_THE, cache_GKE, rows.block_tables_SB)
+        contract.mla_attention(q_THE, cache_GKE, rows, first_position, latent_width, self.device)
         return mla_attention.mla_attention(q_THE, cache_GKE, rows, scale, first_position, latent_width)
 
     def absorb_values(self, o_THC: Tensor, weight: absorb.AbsorbedWeight) -> Tensor:
-        self._check(o_THC)
+        H, _, C = weight.w_uk_HNC.shape
+        contract.absorb_values(o_THC, H, C, self.device)
         return absorb.absorb_values(o_THC, weight)
 
     def mla_attention_expanded(self, q_TF: Tensor, weight: absorb.AbsorbedWeight, rope_P2R: Tensor,
                                cache_GKE: Tensor, rows: Rows, scale: float, first_position: int) -> Tensor:
         """Rows of a sequence must be consecutive, and sequences in ascending order."""
-        self._check(q_TF, rope_P2R, cache_GKE, rows.block_tables_SB)
+        H, N, C = weight.w_uk_HNC.shape
+        contract.mla_attention_expanded(q_TF, H, N, C, rope_P2R, cache_GKE, rows, first_position, self.device)
         return triton_expanded.mla_attention_expanded(q_TF, weight, rope_P2R, cache_GKE, rows, scale, first_position)
 
     def moe_gate(self, x_TD: Tensor, weight: Tensor, bias_X: Tensor, config: GateConfig) -> tuple[Tensor, Tensor]:
-        self._check(x_TD, bias_X)
+        contract.moe_gate(x_TD, weight.shape[0], weight.shape[1], bias_X, config, self.device)
         return moe_gate.moe_gate(x_TD, weight, bias_X, config)
 
     def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor,
                     experts: moe_experts.Experts) -> Tensor:
-        self._check(x_TD, weights_TK, experts_TK)
+        contract.moe_experts(x_TD, weights_TK, experts_TK, _shape(experts.down)[1], self.device)
         return moe_experts.moe_experts(x_TD, weights_TK, experts_TK, experts)
 
     def swiglu(self, x_TD: Tensor, gate_up: Weight | Fp8Weight, down: Weight | Fp8Weight) -> Tensor:
-        self._check(x_TD)
+        contract.swiglu(x_TD, _shape(gate_up), _shape(down), self.device)
         return moe_experts.swiglu(x_TD, gate_up, down)
 
     def concat_norms(self, a_TD: Tensor, a_weight_D: Tensor, b_TD: Tensor, b_weight_D: Tensor, eps: float) -> Tensor:
-        self._check(a_TD, a_weight_D, b_TD, b_weight_D)
+        contract.concat_norms(a_TD, a_weight_D, b_TD, b_weight_D, self.device)
         return rms_norm.concat_norms(a_TD, a_weight_D, b_TD, b_weight_D, eps)
 
     def sample(self, logits_TZ: Tensor, rows: SamplingRows) -> npt.NDArray[np.int32]:
-        self._check(logits_TZ)
+        contract.sampling(logits_TZ, rows, self.device)
         return sampling.sample(logits_TZ, rows)
 
     def logprobs(self, logits_TZ: Tensor) -> npt.NDArray[np.float32]:
-        self._check(logits_TZ)
+        contract.logits("logprobs", logits_TZ, self.device)
         return sampling.logprobs(logits_TZ)
 
     def block_checksums(self, pieces: list[memoryview]) -> npt.NDArray[np.uint64]:
@@ -168,9 +176,9 @@ class TritonOps:
             )
         return weight.to(self.device).contiguous()
 
-    def _check(self, *tensors: Tensor) -> None:
-        for tensor in tensors:
-            assert tensor.device.type == self.device.type, f"a tensor is on {tensor.device}, the ops on {self.device}"
+
+def _shape(weight: Weight | Fp8Weight) -> torch.Size:
+    return weight.weight_MK.shape if isinstance(weight, Fp8Weight) else weight.shape
 
 
 def _device_name(device: torch.device) -> str:

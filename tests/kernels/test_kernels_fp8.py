@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pd_kernels import fp8_matrix
+from pd_kernels.contract import WrongArgument
 from pd_kernels.cpu.packing import pack_fp8
 from pd_kernels.fp8_matrix import Fp8Matrix
 from pd_kernels.latent_fp8 import reference as latent_fp8
@@ -213,6 +214,6 @@ def test_nan_and_zero_scales_in_a_slot_stay_with_the_rows_that_see_it(implementa
 @implementations
 def test_slots_of_another_width_are_refused(implementation: str) -> None:
     ops = kernel_ops.load(implementation)
-    with pytest.raises(AssertionError):
+    with pytest.raises(WrongArgument, match="cache_GKE"):
         ops.latent_write(torch.zeros(1, C + R), torch.ones(C), 1e-6, torch.zeros(1, 2, R // 2), rows_in_order(1),
                          torch.zeros(1, 1, C + R, dtype=torch.uint8))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pd_kernels.latent_fp8 import reference as latent_fp8
+from pd_kernels.latent_write import reference as latent_write
 from pd_kernels.ops import Rows
 from support.kernel_cases import ALL_DIMS, ODD, SMALL, Dims, PagedRun, PagedSequences, Row, same_bits
 from support.triton_cases import check_op, dtypes, reference_ops, triton_ops
@@ -194,7 +195,7 @@ def test_latent_write_in_fp8() -> None:
     kv[4, 5] = 3e4
     triton_ops().latent_write(kv, data.norm, 1e-6, data.rope, where, cache)
     exact = torch.empty(run.cache.shape[0], 4, FP8_DIMS.E, dtype=torch.float32)
-    reference_ops().latent_write(kv, data.norm, 1e-6, data.rope, where, exact)
+    latent_write.latent_write(kv, data.norm, 1e-6, data.rope, where, exact)
     expected = latent_fp8.encode(exact.view(-1, FP8_DIMS.E)[where.slots_T], FP8_DIMS.C)
     written = cache.view(-1, width)[where.slots_T]
     same = (written == expected).float().mean()

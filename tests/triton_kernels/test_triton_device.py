@@ -20,6 +20,7 @@ from pd_engine.model.random_checkpoint import write_random_checkpoint
 from pd_engine.steps import decode, prefill
 from pd_engine.steps.state import export_hidden
 from pd_engine.steps.warm_up import warm_up
+from pd_kernels.contract import WrongArgument
 from pd_kernels.ops import SamplingRows
 from support import triton_shim  # noqa: F401  (before any module with kernels)
 from support.engine_cases import load_engine, random_ids
@@ -127,7 +128,7 @@ def test_what_a_tensor_of_the_host_would_do(tmp_path: Path, launched: list[str])
     write_random_checkpoint(tmp_path / "model", LAYERS, seed=3)
     engine = load_engine(tmp_path / "model")
     play(engine)
-    with pytest.raises(AssertionError, match="cpu"):
+    with pytest.raises(WrongArgument, match=r"on meta; got .* on cpu"):
         engine.ops.rms_norm(torch.zeros(1, 64, device=DEVICE), torch.zeros(64), 1e-6)
     with pytest.raises(RuntimeError):
         torch.cat([torch.zeros(1, device=DEVICE), torch.zeros(1)])

@@ -1,4 +1,4 @@
-"""`Ops` over the compiled libraries. Each method is one call into C++: allocate the result, pass pointers.
+"""`Ops` over the compiled libraries. Each method is one call into C++: check, allocate the result, pass pointers.
 
 Activations may be slices of wider rows (a part of a fused projection); they need not be copied first.
 """
@@ -14,7 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pd_kernels import contract, index_ranges
 from pd_kernels.build import source_digest
+from pd_kernels.contract import WrongArgument
 from pd_kernels.cpu import packing
 from pd_kernels.cpu.native import load_library
 from pd_kernels.cpu.packing import CACHE_CODES, DTYPE_CODES, FP8, PackedAbsorbed, PackedExperts, PackedLinear
@@ -29,8 +31,9 @@ from pd_kernels.cpu.recording import (
     StepFunction,
 )
 from pd_kernels.fp8_matrix import Weight
-from pd_kernels.latent_fp8.reference import slot_bytes
 from pd_kernels.ops import GateConfig, Rows, SamplingRows
+
+DEVICE = torch.device("cpu")
 
 
 class CpuOps:
@@ -60,52 +63,57 @@ class CpuOps:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return DEVICE
 
     @property
     def is_on_host(self) -> bool:
         return True
 
     def pack_linear(self, weight_MD: Weight) -> PackedLinear:
+        contract.linear_weight(weight_MD)
         return packing.pack_linear(weight_MD)
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
+        contract.absorbed_weights(w_uk_HNC, w_uv_HVC)
         return packing.pack_absorbed(w_uk_HNC, w_uv_HVC)
 
     def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
                      shared_down: Weight | None) -> PackedExperts:
+        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
         return packing.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
+        contract.embed(ids_T, table_ZD, DEVICE)
         T, (Z, D) = ids_T.shape[0], table_ZD.shape
-        assert ids_T.dtype is torch.int64 and ids_T.is_contiguous() and table_ZD.is_contiguous()
         out = self._empty(T, D, dtype=table_ZD.dtype)
         bad = self._lib.pd_embed(
             ids_T.data_ptr(), T, table_ZD.data_ptr(), Z, D * table_ZD.element_size(), out.data_ptr())
         if bad >= 0:
-            raise IndexError(f"token id {int(ids_T[bad])} is not in a table of {Z}")
+            raise index_ranges.bad_id(ids_T, bad, table_ZD)
         return out
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        contract.rms_norm(x_TD, weight_D, DEVICE)
         T, D = x_TD.shape
-        assert weight_D.dtype is torch.float32
         out = self._empty(T, D, dtype=x_TD.dtype)
         self._lib.pd_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), x_TD.stride(0), T, D, weight_D.data_ptr(),
                               eps, out.data_ptr(), D)
         return out
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        contract.add_rms_norm(x_TD, residual_TD, weight_D, DEVICE)
+        if not (x_TD.is_contiguous() and residual_TD.is_contiguous()):
+            raise WrongArgument("add_rms_norm: x_TD and residual_TD must be contiguous here")
         T, D = x_TD.shape
-        assert weight_D.dtype is torch.float32 and x_TD.is_contiguous() and residual_TD.is_contiguous()
         out, total = self._empty(T, D, dtype=x_TD.dtype), self._empty(T, D, dtype=x_TD.dtype)
         self._lib.pd_add_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), residual_TD.data_ptr(), T, D,
                                   weight_D.data_ptr(), eps, out.data_ptr(), total.data_ptr())
         return out, total
 
     def linear(self, x_TD: Tensor, weight: PackedLinear, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        contract.linear(x_TD, weight.K, out_dtype, DEVICE)
         T, K = x_TD.shape
-        code = DTYPE_CODES[x_TD.dtype]
-        assert K == weight.K and weight.code in (code, FP8), (x_TD.shape, x_TD.dtype, weight.K)
+        code = _code_beside("linear: weight", x_TD, weight.code, FP8)
         dtype = out_dtype or x_TD.dtype
         out = self._empty(T, weight.N, dtype=dtype)
         self._lib.pd_linear(code, x_TD.data_ptr(), x_TD.stride(0), T, weight.code, weight.pointer, K, weight.N,
@@ -113,49 +121,48 @@ class CpuOps:
         return out
 
     def mla_queries(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
+        contract.mla_queries(q_TF, weight.H, weight.N, rope_P2R, positions_T, DEVICE)
         T, P, R = q_TF.shape[0], rope_P2R.shape[0], 2 * rope_P2R.shape[2]
-        assert q_TF.shape[1] == weight.H * (weight.N + R)
+        _code_beside("mla_queries: weight", q_TF, weight.code)
         out = self._empty(T, weight.H, weight.C + R, dtype=q_TF.dtype)
         bad = self._lib.pd_mla_queries(
             weight.code, q_TF.data_ptr(), q_TF.stride(0), T, weight.H, weight.N, R, weight.C, weight.w_uk_pointer,
             rope_P2R.data_ptr(), P, positions_T.data_ptr(), out.data_ptr())
         if bad >= 0:
-            raise IndexError(f"row {bad}: position {int(positions_T[bad])} is not below {P}")
+            raise index_ranges.bad_position(positions_T, bad, rope_P2R)
         return out
 
     def latent_write(self, kv_TE: Tensor, norm_weight_C: Tensor, eps: float, rope_P2R: Tensor, rows: Rows,
                      cache_GKE: Tensor) -> None:
+        contract.latent_write(kv_TE, norm_weight_C, rope_P2R, rows, cache_GKE, DEVICE)
         T, E = kv_TE.shape
         C, (G, K, _) = norm_weight_C.shape[0], cache_GKE.shape
-        _check_cache(cache_GKE, kv_TE.dtype, C, E - C)
-        assert norm_weight_C.dtype is torch.float32
         bad = self._lib.pd_latent_write(
             DTYPE_CODES[kv_TE.dtype], kv_TE.data_ptr(), kv_TE.stride(0), T, C, E - C, norm_weight_C.data_ptr(), eps,
             rope_P2R.data_ptr(), rope_P2R.shape[0], rows.positions_T.data_ptr(), rows.slots_T.data_ptr(),
             CACHE_CODES[cache_GKE.dtype], cache_GKE.data_ptr(), G * K)
         if bad >= 0:
-            raise IndexError(f"row {bad}: slot {int(rows.slots_T[bad])} or position {int(rows.positions_T[bad])} "
-                             f"is outside a cache of {G * K} slots and {rope_P2R.shape[0]} positions")
+            raise index_ranges.bad_slot(rows, bad, rope_P2R, cache_GKE)
 
     def mla_attention(self, q_THE: Tensor, cache_GKE: Tensor, rows: Rows, scale: float, first_position: int,
                       latent_width: int) -> Tensor:
+        contract.mla_attention(q_THE, cache_GKE, rows, first_position, latent_width, DEVICE)
         T, H, E = q_THE.shape
         G, K, _ = cache_GKE.shape
         S, B = rows.block_tables_SB.shape
-        _check_cache(cache_GKE, q_THE.dtype, latent_width, E - latent_width)
-        assert q_THE.is_contiguous()
         out = self._empty(T, H, latent_width, dtype=q_THE.dtype)
         bad = self._lib.pd_mla_attention(
             DTYPE_CODES[q_THE.dtype], q_THE.data_ptr(), T, H, E, latent_width, CACHE_CODES[cache_GKE.dtype],
             cache_GKE.data_ptr(), G, K, rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(),
             rows.block_tables_SB.data_ptr(), S, B, scale, first_position, out.data_ptr())
         if bad >= 0:
-            raise _bad_row(rows, bad, cache_GKE)
+            raise index_ranges.bad_context(rows, bad, cache_GKE)
         return out
 
     def absorb_values(self, o_THC: Tensor, weight: PackedAbsorbed) -> Tensor:
+        contract.absorb_values(o_THC, weight.H, weight.C, DEVICE)
         T, H, C = o_THC.shape
-        assert weight.H == H and weight.C == C and o_THC.is_contiguous()
+        _code_beside("absorb_values: weight", o_THC, weight.code)
         out = self._empty(T, H * weight.V, dtype=o_THC.dtype)
         self._lib.pd_absorb_values(
             weight.code, o_THC.data_ptr(), T, H, C, weight.V, weight.w_uv_pointer, out.data_ptr())
@@ -163,11 +170,12 @@ class CpuOps:
 
     def mla_attention_expanded(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, cache_GKE: Tensor,
                                rows: Rows, scale: float, first_position: int) -> Tensor:
+        contract.mla_attention_expanded(
+            q_TF, weight.H, weight.N, weight.C, rope_P2R, cache_GKE, rows, first_position, DEVICE)
         T, P, R = q_TF.shape[0], rope_P2R.shape[0], 2 * rope_P2R.shape[2]
         G, K, _ = cache_GKE.shape
         S, B = rows.block_tables_SB.shape
-        _check_cache(cache_GKE, q_TF.dtype, weight.C, R)
-        assert q_TF.shape[1] == weight.H * (weight.N + R)
+        _code_beside("mla_attention_expanded: weight", q_TF, weight.code)
         out = self._empty(T, weight.H * weight.V, dtype=q_TF.dtype)
         bad = self._lib.pd_mla_attention_expanded(
             weight.code, q_TF.data_ptr(), q_TF.stride(0), T, weight.H, weight.N, R, weight.C, weight.V,
@@ -175,13 +183,14 @@ class CpuOps:
             CACHE_CODES[cache_GKE.dtype], cache_GKE.data_ptr(), G, K, rows.positions_T.data_ptr(),
             rows.sequence_T.data_ptr(), rows.block_tables_SB.data_ptr(), S, B, scale, first_position, out.data_ptr())
         if bad >= 0:
-            raise _bad_row(rows, bad, cache_GKE)
+            raise index_ranges.bad_context(rows, bad, cache_GKE, rope_P2R)
         return out
 
     def moe_gate(self, x_TD: Tensor, weight: PackedLinear, bias_X: Tensor,
                  config: GateConfig) -> tuple[Tensor, Tensor]:
+        contract.moe_gate(x_TD, weight.N, weight.K, bias_X, config, DEVICE)
         T, D = x_TD.shape
-        assert D == weight.K and DTYPE_CODES[x_TD.dtype] == weight.code and bias_X.dtype is torch.float32
+        _code_beside("moe_gate: weight", x_TD, weight.code)
         weights = self._empty(T, config.num_experts_per_token)
         experts = self._empty(T, config.num_experts_per_token, dtype=torch.int32)
         self._lib.pd_moe_gate(
@@ -191,10 +200,9 @@ class CpuOps:
         return weights, experts
 
     def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: PackedExperts) -> Tensor:
+        contract.moe_experts(x_TD, weights_TK, experts_TK, experts.D, DEVICE)
         T, D = x_TD.shape
-        code = DTYPE_CODES[x_TD.dtype]
-        assert D == experts.D and experts.code in (code, FP8)
-        assert weights_TK.dtype is torch.float32 and experts_TK.dtype is torch.int32
+        code = _code_beside("moe_experts: experts", x_TD, experts.code, FP8)
         out = self._empty(T, D, dtype=x_TD.dtype)
         bad = self._lib.pd_moe_experts(
             code, x_TD.data_ptr(), x_TD.stride(0), T, D, experts.inner, experts.num_experts, experts.code,
@@ -202,22 +210,23 @@ class CpuOps:
             experts.shared_down_pointer, weights_TK.data_ptr(), experts_TK.data_ptr(), experts_TK.shape[1],
             out.data_ptr())
         if bad >= 0:
-            raise IndexError(f"expert {int(experts_TK.flatten()[bad])} is not below {experts.num_experts}")
+            raise index_ranges.bad_expert(experts_TK, bad, experts.num_experts)
         return out
 
     def swiglu(self, x_TD: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        contract.swiglu(x_TD, (gate_up.N, gate_up.K), (down.N, down.K), DEVICE)
         T, D = x_TD.shape
-        code = DTYPE_CODES[x_TD.dtype]
-        assert D == gate_up.K and down.N == D and gate_up.N == 2 * down.K
-        assert gate_up.code == down.code and down.code in (code, FP8), (gate_up.code, down.code, x_TD.dtype)
+        code = _code_beside("swiglu: gate_up", x_TD, gate_up.code, FP8)
+        if down.code != gate_up.code:
+            raise WrongArgument("swiglu: both weights must be FP8, or neither")
         out = self._empty(T, D, dtype=x_TD.dtype)
         self._lib.pd_swiglu(code, x_TD.data_ptr(), x_TD.stride(0), T, D, down.K, down.code, gate_up.pointer,
                             down.pointer, out.data_ptr())
         return out
 
     def concat_norms(self, a_TD: Tensor, a_weight_D: Tensor, b_TD: Tensor, b_weight_D: Tensor, eps: float) -> Tensor:
+        contract.concat_norms(a_TD, a_weight_D, b_TD, b_weight_D, DEVICE)
         T, D = a_TD.shape
-        assert a_weight_D.dtype is torch.float32 and b_weight_D.dtype is torch.float32
         out = self._empty(T, 2 * D, dtype=a_TD.dtype)
         code, pointer = DTYPE_CODES[a_TD.dtype], out.data_ptr()
         self._lib.pd_rms_norm(
@@ -227,8 +236,8 @@ class CpuOps:
         return out
 
     def sample(self, logits_TZ: Tensor, rows: SamplingRows) -> npt.NDArray[np.int32]:
+        contract.sampling(logits_TZ, rows, DEVICE)
         T, Z = logits_TZ.shape
-        assert logits_TZ.dtype is torch.float32 and logits_TZ.is_contiguous()
         tokens = np.empty(T, dtype=np.int32)
         self._lib.pd_sample(
             logits_TZ.data_ptr(), T, Z, rows.temperature_T.ctypes.data, rows.top_k_T.ctypes.data,
@@ -237,8 +246,8 @@ class CpuOps:
         return tokens
 
     def logprobs(self, logits_TZ: Tensor) -> npt.NDArray[np.float32]:
+        contract.logits("logprobs", logits_TZ, DEVICE)
         T, Z = logits_TZ.shape
-        assert logits_TZ.dtype is torch.float32 and logits_TZ.is_contiguous()
         out = np.empty((T, Z), dtype=np.float32)
         self._lib.pd_logprobs(logits_TZ.data_ptr(), T, Z, out.ctypes.data)
         return out
@@ -256,11 +265,11 @@ class CpuOps:
 
     def repeat(self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
         """`pd_kernels.repeat`: records the ops of the first call with a name and number of rows, and repeats them."""
-        num_rows, table_width = rows.positions_T.shape[0], rows.block_tables_SB.shape[1]
+        num_rows, (num_sequences, table_width) = rows.positions_T.shape[0], rows.block_tables_SB.shape
         recordings = self._recordings.get(name)
         if recordings is None or recordings.inputs.table_width < table_width:
             recordings = self._recordings[name] = Recordings(tensors, 2 * table_width)
-        if num_rows > MAX_ROWS or num_rows == 0 or recordings.too_large:
+        if not 0 < num_rows <= MAX_ROWS or num_sequences > MAX_ROWS or recordings.too_large:
             return function(tensors, rows)
         recordings.inputs.put(tensors, rows)
         recording = recordings.by_num_rows.get(num_rows)
@@ -286,15 +295,10 @@ class CpuOps:
         return results
 
 
-def _check_cache(cache_GKE: Tensor, dtype: torch.dtype, latent_width: int, rope_width: int) -> None:
-    """The cache holds latents of these widths, in FP8 or in the dtype of the activations."""
-    assert cache_GKE.dtype in (dtype, torch.uint8) and cache_GKE.is_contiguous(), (cache_GKE.dtype, dtype)
-    is_fp8 = cache_GKE.dtype is torch.uint8
-    width = slot_bytes(latent_width, rope_width) if is_fp8 else latent_width + rope_width
-    assert cache_GKE.shape[2] == width, (cache_GKE.shape, width)
-
-
-def _bad_row(rows: Rows, row: int, cache_GKE: Tensor) -> IndexError:
-    return IndexError(
-        f"row {row}: position {int(rows.positions_T[row])} of sequence {int(rows.sequence_T[row])} is not within "
-        f"{tuple(rows.block_tables_SB.shape)} block tables over a cache of {cache_GKE.shape[0]} blocks")
+def _code_beside(what: str, x: Tensor, stored: int, *also: int) -> int:
+    """The code of the dtype of x, which a weight stored in `stored` must have too, if not one of `also`."""
+    code = DTYPE_CODES[x.dtype]
+    if stored != code and stored not in also:
+        names = {number: str(dtype) for dtype, number in DTYPE_CODES.items()} | {FP8: "FP8"}
+        raise WrongArgument(f"{what} must be {' or '.join(names[one] for one in (code, *also))}; got {names[stored]}")
+    return code

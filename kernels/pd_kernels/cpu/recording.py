@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pd_kernels.contract import WrongArgument
 from pd_kernels.cpu.native import SIGNATURES
+from pd_kernels.index_ranges import OutOfRange
 from pd_kernels.ops import Rows
 
 MAX_ROWS = 64             # more are run op by op: arithmetic outweighs Python there
@@ -122,11 +124,11 @@ class Program:
 
     def run(self) -> None:
         """Raises:
-        IndexError: an op refused its input, such as a position beyond the table or a block beyond the cache.
+        OutOfRange: an op refused its input, such as a position beyond the table or a block beyond the cache.
         """
         refused = self._library.pd_run(self._address, len(self._names), self._refused_address)
         if refused >= 0:
-            raise IndexError(f"{self._names[refused]} refused row or entry {self._refused.value}: out of range")
+            raise OutOfRange(f"{self._names[refused]} refused row or entry {self._refused.value}: out of range")
 
 
 def _bits(kind: type, value: Any) -> int:
@@ -137,7 +139,10 @@ def _bits(kind: type, value: Any) -> int:
 
 
 class FixedInputs:
-    """Copies of a step's inputs at fixed addresses: rows of any number up to `MAX_ROWS`, tables of one width."""
+    """Copies of a step's inputs at fixed addresses: rows of any number up to `MAX_ROWS`, tables of one width.
+
+    What is not of this step in the tables is -1: an op refuses to follow it.
+    """
 
     def __init__(self, tensors: tuple[Tensor, ...], table_width: int) -> None:
         self.table_width = table_width
@@ -146,6 +151,12 @@ class FixedInputs:
         self._sequences = torch.zeros(MAX_ROWS, dtype=torch.int32)
         self._slots = torch.zeros(MAX_ROWS, dtype=torch.int64)
         self._tables = torch.full((MAX_ROWS, table_width), -1, dtype=torch.int32)
+        self._rows = [
+            (to, to.data_ptr(), tuple(to.shape[1:]), to[0].nbytes)
+            for to in (*self._tensors, self._positions, self._sequences, self._slots)
+        ]
+        self._table_rows = self._tables.numpy()
+        self._num_tables = 0
 
     def of(self, num_rows: int) -> tuple[tuple[Tensor, ...], Rows]:
         """The inputs of a step of that many rows, as the function sees them. Contents: those last `put`."""
@@ -155,13 +166,27 @@ class FixedInputs:
         )
 
     def put(self, tensors: tuple[Tensor, ...], rows: Rows) -> None:
-        S, B = rows.block_tables_SB.shape
-        pairs = [*zip(self._tensors, tensors, strict=True), (self._positions, rows.positions_T),
-                 (self._sequences, rows.sequence_T), (self._slots, rows.slots_T)]
-        for to, source in pairs:
-            assert source.dtype is to.dtype and source.is_contiguous()
-            ctypes.memmove(to.data_ptr(), source.data_ptr(), source.nbytes)
-        self._tables[:S, :B] = rows.block_tables_SB
+        """At most `MAX_ROWS` rows and sequences, tables no wider than these.
+
+        Raises:
+            WrongArgument: an input has another dtype, layout or number of rows than the others, or another width than
+                when the function was first called.
+        """
+        T, (S, B) = rows.positions_T.shape[0], rows.block_tables_SB.shape
+        sources = (*tensors, rows.positions_T, rows.sequence_T, rows.slots_T)
+        for (to, address, shape, row_bytes), source in zip(self._rows, sources, strict=True):
+            if source.dtype is not to.dtype or source.shape != (T, *shape) or not source.is_contiguous():
+                raise WrongArgument(
+                    f"repeat: an input of {T} rows must be {to.dtype} {[T, *shape]}, contiguous; got {source.dtype} "
+                    f"{list(source.shape)}, strides {source.stride()}")
+            ctypes.memmove(address, source.data_ptr(), T * row_bytes)
+        if rows.block_tables_SB.dtype is not torch.int32:
+            raise WrongArgument(f"repeat: block tables must be torch.int32; got {rows.block_tables_SB.dtype}")
+        self._table_rows[:S, :B] = rows.block_tables_SB.numpy()
+        self._table_rows[:S, B:] = -1
+        if self._num_tables > S:
+            self._table_rows[S : self._num_tables] = -1
+        self._num_tables = S
 
 
 @dataclass(slots=True)
