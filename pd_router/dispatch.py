@@ -19,6 +19,7 @@ from pd_router.gate import RoomGate
 from pd_router.journey import Journey
 from pd_router.known_requests import KnownRequests, RequestKey
 from pd_router.metrics import Metrics
+from pd_router.own_stages import Streaming, TimedText
 from pd_router.placement import Placement, Refusal, place
 from pd_router.registry import Registry
 from pd_router.request import Request, Submission
@@ -225,24 +226,27 @@ class Dispatcher:
         )
         running = RunningRequest(submission, caller, choices, trace_parent)
         self._known.add(key, submission.payload, running)
+        self._metrics.own_stages.tokenize_s += submission.tokenize_s
         group = ChoiceGroup()
         for choice in running.choices:
             self._start_choice(running, choice, key, group)
         return running
 
     def _new_choice(self, request: Request, submission: Submission) -> RunningChoice:
-        stream = self._new_stream(request, submission.replayed(request.choice))
+        streaming = Streaming(self._metrics.own_stages)
+        stream = self._new_stream(request, submission.replayed(request.choice), streaming)
         journey = Journey(self._new_id(), stream, max_attempts=self._settings.max_attempts)
-        return RunningChoice(request, journey)
+        return RunningChoice(request, journey, streaming)
 
-    def _new_stream(self, request: Request, replayed: Sequence[int]) -> TokenStream:
+    def _new_stream(self, request: Request, replayed: Sequence[int], streaming: Streaming) -> TokenStream:
         """The last of what is replayed is generated again where the choice ends with it: so it ends as any other."""
+        text = OutputText(self._tokenizer, request.params.stop, min_tokens=request.params.min_tokens)
         stream = TokenStream(
-            text=OutputText(self._tokenizer, request.params.stop, min_tokens=request.params.min_tokens),
+            text=TimedText(text, streaming),
             ending_ids=request.ending_ids,
             max_tokens=request.params.max_tokens,
         )
-        return stream if stream.replay(replayed) else self._new_stream(request, replayed[:-1])
+        return stream if stream.replay(replayed) else self._new_stream(request, replayed[:-1], streaming)
 
     def _start_choice(
         self, running: RunningRequest, choice: RunningChoice, key: RequestKey, group: ChoiceGroup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,8 +60,10 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         async with self._dispatcher.run(prepared, caller, parent) as running:
             async for update in running.updates(prepared):
                 if update.chunk is not None and request.stream:
+                    begun_s = time.perf_counter()
                     response = api.GenerateResponse(request_id=prepared.request_id)
                     fill_chunk(response.chunk, update.choice, update.chunk)
+                    running.choices[update.choice].streaming.note(time.perf_counter() - begun_s)
                     await context.write(response)
                 if update.ended:
                     complete = complete_message(running.result(update.choice))

@@ -54,7 +54,8 @@ class HttpDoor:
         self._registry = registry
         self._metrics = metrics
         self._live = LiveView(
-            registry, model.served_name, lambda: dispatcher.num_running, lambda: dispatcher.num_waiting
+            registry, model.served_name, lambda: dispatcher.num_running, lambda: dispatcher.num_waiting,
+            metrics.own_stages,
         )
         self._routes = FastAPI(title="pd-relay", docs_url=None, redoc_url=None)
         self._add_routes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack
 from typing import TypeVar
@@ -42,9 +43,14 @@ def _update_events(running: RunningRequest, update: Update, replies: ReplyFormat
     """Raises:
     PdRelayError: the choice was rejected or has failed.
     """
-    tokens = running.choices[update.choice].journey.stream.tokens
-    if update.chunk is not None and (reply := replies.chunk(update.choice, update.chunk, tokens)):
-        yield _event(reply)
+    choice = running.choices[update.choice]
+    if update.chunk is not None:
+        begun_s = time.perf_counter()
+        reply = replies.chunk(update.choice, update.chunk, choice.journey.stream.tokens)
+        event = _event(reply) if reply else None
+        choice.streaming.note(time.perf_counter() - begun_s)
+        if event is not None:
+            yield event
     if update.ended:
         yield _event(replies.final(running.result(update.choice)))
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -122,6 +123,7 @@ class Submission:
         resumable: as in `RawRequest`.
         resume_from: tokens of each choice that the client has.
         resume_output_ids: and which they are; none: it has not said.
+        tokenize_s: seconds that its prompts took to be made of token ids.
     """
 
     request_id: str
@@ -131,6 +133,7 @@ class Submission:
     resumable: bool
     resume_from: tuple[int, ...]
     resume_output_ids: tuple[tuple[int, ...], ...]
+    tokenize_s: float = 0.0
 
     def replayed(self, choice: int) -> tuple[int, ...]:
         """Tokens after which the choice can go on. None where logprobs are asked for: these have to be computed."""
@@ -174,9 +177,12 @@ class Preparer:
                 raise InvalidArgument(f"{name} must be from 1 to {MAX_TARGET_MS}, got {shown(target_ms)}")
         _check_num_choices(raw.num_choices, len(raw.prompts))
         choices: list[Request] = []
+        tokenize_s = 0.0
         for number, prompt in enumerate(raw.prompts):
             await asyncio.sleep(0)  # the others' turn, where many prompts are tokenized
-            first = await self._first_choice(raw, prompt, number, request_id, caller)
+            prompt_ids, seconds = await self._tokenized(prompt, is_chat=raw.is_chat)
+            tokenize_s += seconds
+            first = self._first_choice(raw, prompt_ids, number, request_id, caller)
             for c in range(raw.num_choices):
                 params = replace(first.params, seed=seed_of_choice(first.params.seed, c))
                 choices.append(replace(first, choice=len(choices), params=params))
@@ -189,13 +195,13 @@ class Preparer:
             resumable=raw.resumable,
             resume_from=resume_from,
             resume_output_ids=resume_output_ids,
+            tokenize_s=tokenize_s,
         )
 
-    async def _first_choice(
-        self, raw: RawRequest, prompt: Prompt, number: int, request_id: str, caller: Caller
+    def _first_choice(
+        self, raw: RawRequest, prompt_ids: list[int], number: int, request_id: str, caller: Caller
     ) -> Request:
         limits = self._limits()
-        prompt_ids = await self.tokenize(prompt, is_chat=raw.is_chat)
         check_prompt(prompt_ids, limits)
         params = resolve_sampling(
             raw.sampling, self._defaults, limits, num_prompt_tokens=len(prompt_ids),
@@ -228,6 +234,10 @@ class Preparer:
         """Raises:
         InvalidArgument: an empty prompt, one that is surely too long, or text that cannot be tokenized.
         """
+        return (await self._tokenized(prompt, is_chat=is_chat))[0]
+
+    async def _tokenized(self, prompt: Prompt, *, is_chat: bool) -> tuple[list[int], float]:
+        """(ids, seconds that it took)."""
         if isinstance(prompt, TextPrompt):
             if not prompt.text:
                 raise InvalidArgument("the prompt must not be empty")
@@ -237,7 +247,7 @@ class Preparer:
                 lambda: self._tokenizer.encode(text, parse_special=special, add_bos=bos), len(prompt.text)
             )
         if not is_chat:
-            return [token for token in prompt if isinstance(token, int)]
+            return [token for token in prompt if isinstance(token, int)], 0.0
         messages = [message for message in prompt if isinstance(message, ChatMessage)]
         if len(messages) > MAX_MESSAGES:
             raise InvalidArgument(f"at most {MAX_MESSAGES} messages are allowed, got {len(messages)}")
@@ -305,5 +315,10 @@ def _digest(raw: RawRequest) -> bytes:
     return hashlib.blake2b(repr(asked).encode(), digest_size=16).digest()
 
 
-async def _off_loop(work: Callable[[], T], num_chars: int) -> T:
-    return work() if num_chars <= MAX_CHARS_INLINE else await asyncio.to_thread(work)
+async def _off_loop(work: Callable[[], T], num_chars: int) -> tuple[T, float]:
+    """(its result, the seconds that it took)."""
+    def timed() -> tuple[T, float]:
+        begun_s = time.perf_counter()
+        return work(), time.perf_counter() - begun_s
+
+    return timed() if num_chars <= MAX_CHARS_INLINE else await asyncio.to_thread(timed)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from pd_router.journey import HandoffReport, Journey, JourneyState
+from pd_router.own_stages import OwnStages
 from pd_router.tally import TallyCounter, TallyHistogram
 from pd_router.timeline import AttemptTimes, Timeline
 
@@ -32,8 +33,11 @@ MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
 
 class RequestMetrics:
-    """Args:
-    model: the served name, a label of all.
+    """Attributes:
+    own_stages: what the router itself does.
+
+    Args:
+        model: the served name, a label of all.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class RequestMetrics:
     ) -> None:
         self._collectors = collectors
         self._model = model
+        self.own_stages = OwnStages()
+        collectors.register(self.own_stages)
         running = self._of_model(Gauge, "vllm:num_requests_running", "Choices on workers.")
         running.set_function(lambda: num_running() - num_waiting())
         self._of_model(Gauge, "vllm:num_requests_waiting", "In line for a worker.").set_function(num_waiting)

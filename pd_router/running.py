@@ -11,6 +11,7 @@ from pd_engine.errors import InvalidArgument, PdRelayError
 from pd_engine.sequence import FinishReason, SampledToken
 from pd_router.callers import Caller
 from pd_router.journey import HandoffReport, Journey, JourneyState, LocalPrefillReport
+from pd_router.own_stages import Streaming
 from pd_router.placement import Placement
 from pd_router.request import Request, Submission
 from pd_router.stream import Chunk
@@ -46,10 +47,12 @@ class Update(NamedTuple):
 
 @dataclass(slots=True)
 class RunningChoice:
-    """`task` runs the journey; None before it has begun. `timeline`: of that; None before."""
+    """`streaming`: what it takes to tell its reader. `task` runs the journey; None before it has begun. `timeline`: of
+    that; None before."""
 
     request: Request
     journey: Journey
+    streaming: Streaming
     task: asyncio.Task[None] | None = None
     timeline: Timeline | None = None
 

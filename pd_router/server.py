@@ -175,6 +175,7 @@ class Router:
             settings=self._settings,
             num_running=lambda: self._dispatcher.num_running,
             num_waiting=lambda: self._dispatcher.num_waiting,
+            own_stages=self._metrics.own_stages,
         )
         service = PdRelayService(self._dispatcher, self._preparer, status, self._callers, self._tracing.book)
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)

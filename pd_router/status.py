@@ -14,6 +14,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.settings import Settings
 from pd_router.link import WorkerLink
 from pd_router.model_info import ModelInfo
+from pd_router.own_stages import OwnStages
 from pd_router.registry import Registry
 
 DISTRIBUTION = "pd-relay"
@@ -23,8 +24,9 @@ SERVER_TYPE = "pd-relay-router"
 class Status:
     def __init__(
         self, model: ModelInfo, registry: Registry, *, settings: Settings, num_running: Callable[[], int],
-        num_waiting: Callable[[], int],
+        num_waiting: Callable[[], int], own_stages: OwnStages,
     ) -> None:
+        self._own_stages = own_stages
         self._model = model
         self._registry = registry
         self._cluster = settings.cluster.name
@@ -82,11 +84,16 @@ class Status:
                     role=link.role.value,
                     prefill_tokens_per_s=link.loads.prefill_tokens_per_s,
                     itl_ms=link.loads.itl_ms,
+                    stages=[api.StageSeconds(stage=one.stage, seconds=one.seconds) for one in link.loads.stages],
+                    watched_seconds=link.loads.watched_seconds,
                 )
                 for link in self._registry.links()
                 if link.loads is not None
             ],
             num_requests_waiting=self._num_waiting(),
+            router_stages=[
+                api.StageSeconds(stage=stage, seconds=seconds) for stage, seconds in self._own_stages.seconds().items()
+            ],
         )
 
 

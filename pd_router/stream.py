@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pd_engine.errors import DataLoss, InvalidArgument
 from pd_engine.sequence import FinishReason, SampledToken
-from pd_engine.text.output import OutputText
+from pd_engine.text.output import TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,14 @@ class StreamEnd:
     stop_reason: str = ""
 
 
+class Text(Protocol):
+    """As `OutputText`."""
+
+    def push(self, token_id: int) -> TextDelta: ...
+
+    def finish(self) -> str: ...
+
+
 class TokenStream:
     """Puts what arrives from several workers and attempts into the one stream that the client sees.
 
@@ -39,7 +48,7 @@ class TokenStream:
         end: why it has ended, None while it goes on.
     """
 
-    def __init__(self, *, text: OutputText, ending_ids: frozenset[int], max_tokens: int) -> None:
+    def __init__(self, *, text: Text, ending_ids: frozenset[int], max_tokens: int) -> None:
         self.tokens: list[SampledToken] = []
         self.num_replayed = 0
         self.end: StreamEnd | None = None

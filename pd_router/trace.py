@@ -1,6 +1,6 @@
 """The trace of one choice: its timeline as spans, for people and for OpenTelemetry. Pure.
 
-    request
+    request                          with what the router spent on it: tokenize_ms before it, streaming_ms in it
       queue                          in the router's line
       attempt                        one placement
         reserve                      the decode worker is asked for a lease
@@ -66,15 +66,19 @@ class Trace:
     spans: tuple[Span, ...]
 
 
-def spans_of(timeline: Timeline) -> tuple[Span, ...]:
-    """Of a choice that has ended, parents before their children."""
+def spans_of(timeline: Timeline, about: Mapping[str, Value] = NO_ATTRIBUTES) -> tuple[Span, ...]:
+    """Of a choice that has ended, parents before their children.
+
+    Args:
+        about: attributes of the first one.
+    """
     assert timeline.ended_s is not None, "it goes on"
-    return tuple(_spans(timeline, timeline.ended_s))
+    return tuple(_spans(timeline, timeline.ended_s, about))
 
 
-def _spans(timeline: Timeline, ended_s: float) -> Iterator[Span]:
+def _spans(timeline: Timeline, ended_s: float, about_all: Mapping[str, Value]) -> Iterator[Span]:
     at = _Scale(timeline.begun_s, ended_s)
-    yield at.span("request", 0, timeline.begun_s, ended_s)
+    yield at.span("request", 0, timeline.begun_s, ended_s, about_all)
     begun_s = timeline.begun_s
     attempts = timeline.attempts
     for attempt, following in zip_longest(attempts, attempts[1:]):

@@ -58,5 +58,8 @@ def _trace(running: RunningRequest, choice: RunningChoice) -> Trace:
         num_tokens=len(journey.stream.tokens),
         ttft_ms=None if first_s is None else first_s * 1000,
         total_ms=total_s * 1000,
-        spans=spans_of(timeline),
+        spans=spans_of(timeline, {
+            "tokenize_ms": round(running.submission.tokenize_s * 1000, 3),
+            "streaming_ms": round(choice.streaming.seconds * 1000, 3),
+        }),
     )

@@ -135,9 +135,19 @@ def _told(error: grpc.aio.AioRpcError, address: str) -> PdRelayError:
 
 
 async def _typed(call: Awaitable[T]) -> T:
+    """Of a question that a router answers at once.
+
+    Raises:
+        Unavailable: it did not.
+        PdRelayError: that it answered with.
+    """
     try:
         return await call
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise Unavailable(
+                f"the router did not answer in {CALL_TIMEOUT_S:g} s: it hangs, or its host is too busy"
+            ) from None
         raise typed_error(error) from None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +13,21 @@ from typing import Any
 
 import pytest
 
+from pd_engine.contracts import api_pb2
 from pd_engine.errors import FailedPrecondition, PdRelayError, Unavailable
+from pd_engine.text.defaults import SamplingFields
 from pd_ops.drills.catalog import DRILLS
 from pd_ops.drills.hands import HostFault, HostHands, LocalHands
 from pd_ops.drills.judging import Observed, judge
 from pd_ops.drills.observer import SeenWorker, Sighting, falsely_lost, seen_full, seen_lost
+from pd_ops.drills.replay import read_replay
 from pd_ops.drills.report import summary, to_markdown
 from pd_ops.drills.scene import Broken
-from pd_ops.drills.traffic import Asked, Traffic
+from pd_ops.drills.traffic import Asked, Schedule, Traffic
+from pd_ops.launcher.remote_shell import RemoteShell
+from pd_ops.request_options import TokensPrompt
 from pd_ops.verification.outcome import Outcome
+from pd_ops.verification.remote import Request
 
 SIZES = {"prefill": 1, "decode": 2}
 EPOCHS = {"prefill-0": "p", "decode-0": "a", "decode-1": "b"}
@@ -27,6 +35,7 @@ OUTCOME = Outcome(
     token_ids=(1, 2, 3), text="abc", finish_reason="length", stop_reason="", seed=1, logprobs=(), num_prompt_tokens=1,
     num_cached_tokens=0, block_checksums=(), handoff_bytes=None,
 )
+REQUESTS = [Request(prompt=TokensPrompt(token_ids=(1,)), sampling=SamplingFields(seed=1))] * 3
 
 
 def asked(start_s: float, *arrivals_s: float, **values: Any) -> Asked:
@@ -113,7 +122,9 @@ UNMET = {
 def test_each_expectation_fails_alone(name: str) -> None:
     result = judge("kill-decode", DRILLS["kill-decode"], UNMET[name], 5.0)
     assert [one.name for one in result.expectations if not one.is_met] == [name]
-    document = summary([result], {"cluster": "a", "model": "m", "clients": 1, "pools": SIZES})
+    document = summary([result], {
+        "cluster": "a", "model": "m", "clients": 1, "pools": SIZES, "trace": None, "rate_per_s": None,
+    })
     assert not document["passed"]
     assert f"**not met**: {name}" in to_markdown(document, "today")
 
@@ -160,13 +171,96 @@ async def test_a_client_asks_again_and_counts_what_it_met() -> None:
     assert result.details == ("asked again 2 times: cut", "asked again 1 times: refused")
 
 
-def hands(**commands: str) -> HostHands:
-    file: Any = SimpleNamespace(path="cluster.yaml", hands=commands)
+class Instant(Traffic):
+    """Whose requests are answered at once, when `go` is set."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__("127.0.0.1:1", REQUESTS, num_clients=1, give_up_s=60.0, schedule=schedule)
+        self.go = asyncio.Event()
+
+    async def _attempt(self, client: Any, asked: Asked) -> None:
+        await self.go.wait()
+        asked.outcome = OUTCOME
+
+
+async def test_a_trace_is_asked_when_due_whatever_became_of_what_came_before_and_begins_anew() -> None:
+    traffic, began_s = Instant(Schedule(due_s=[0.0, 0.01, 0.02], period_s=0.03)), time.monotonic()
+    running = asyncio.create_task(traffic.run())
+    while len(traffic.asked) < 7:  # none has been answered  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    traffic.go.set()
+    traffic.stop()
+    await asyncio.wait_for(running, 60)
+    assert [one.number for one in traffic.asked[:7]] == [0, 1, 2, 0, 1, 2, 0]
+    assert all(one.outcome is OUTCOME for one in traffic.asked)
+    starts = [one.start_s - began_s for one in traffic.asked[:7]]
+    assert all(start > 0.0099 * number for number, start in enumerate(starts)), "none before it is due"
+
+
+async def test_a_trace_ends_between_two_requests() -> None:
+    traffic = Instant(Schedule(due_s=[0.0, 3_600.0], period_s=7_200.0))
+    traffic.go.set()
+    running = asyncio.create_task(traffic.run())
+    while not traffic.num_done:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    traffic.stop()
+    await asyncio.wait_for(running, 60)
+    assert len(traffic.asked) == 1
+
+
+def test_a_replay_of_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:00:00.0000000,400,20\n2023-11-16 18:00:01.0000000,40,2\n2023-11-16 18:00:04.0000000,80,4\n"
+    )
+    model = api_pb2.GetModelInfoResponse(vocab_size=1_000, max_context_length=210)
+    replay = read_replay(trace, None, model)
+    assert (replay.schedule.due_s, replay.schedule.period_s, replay.rate_per_s) == ((0.0, 1.0, 4.0), 6.0, 0.5)
+    sizes = [(len(one.prompt.token_ids), one.sampling.max_tokens) for one in replay.requests]  # type: ignore[union-attr]
+    assert sizes == [(200, 10), (20, 1), (40, 2)]
+    assert len({one.sampling.seed for one in replay.requests}) == 3, "what is compared has a seed"
+    assert read_replay(trace, 2.0, model).rate_per_s == pytest.approx(2.0)
+    assert read_replay(trace, None, model).requests == replay.requests
+
+
+def test_what_a_trace_has_refused_fails_nothing() -> None:
+    refused = replace(SEEN, asked=[asked(8.0, 9.0, num_refused=5)])
+    assert not judge("kill-decode", DRILLS["kill-decode"], refused, 1.0).passed
+    result = judge("kill-decode", DRILLS["kill-decode"], replace(refused, may_be_too_much=True), 1.0)
+    assert (result.passed, result.figures.num_refused) == (True, 5)
+    text = to_markdown(summary([result], {
+        "cluster": "a", "model": "m", "clients": 1, "pools": SIZES, "trace": "day.csv", "rate_per_s": 0.5,
+    }), "today")
+    assert "requests of the trace `day.csv` when they are due, 0.5 a second" in text
+
+
+def hands(shell: tuple[str, ...] = (), **commands: str) -> HostHands:
+    file: Any = SimpleNamespace(path="cluster.yaml", hands=commands, shell=RemoteShell(prefix=shell))
     return HostHands(file)
 
 
+async def test_the_way_to_a_host_is_not_counted() -> None:
+    late = hands(("sh", "-c", "sleep 0.2; echo welcome; exec sh -c \"$0\""))
+    target = await asyncio.create_subprocess_exec("sleep", "1000")
+    began_s = time.monotonic()
+    at_s = await late.signal("h1", target.pid, signal.SIGTERM)
+    assert at_s - began_s >= 0.2
+    assert await target.wait() == -signal.SIGTERM
+    with pytest.raises(FailedPrecondition, match=r"h1: the signal was not sent: .*No such process"):
+        await late.signal("h1", target.pid, signal.SIGTERM)
+    with pytest.raises(FailedPrecondition, match="has ended by itself"):
+        await LocalHands().signal("h1", target.pid, signal.SIGTERM)
+
+
+async def test_a_host_that_is_not_reached_is_sent_no_signal() -> None:
+    gone = hands(("sh", "-c", "echo no route to h1 >&2; exit 255"))
+    with pytest.raises(Unavailable, match="h1 is not reached: no route to h1"):
+        await gone.signal("h1", 1, signal.SIGKILL)
+
+
 async def test_hands_run_the_files_commands(tmp_path: Path) -> None:
-    ours = hands(kill=f"touch {tmp_path}/{{host}}", boot="false", cut="/none/cut {host}")
+    ours = hands((), kill=f"touch {tmp_path}/{{host}}", boot="false", cut="/none/cut {host}")
     await ours.do(HostFault.KILL, "h1")
     assert (tmp_path / "h1").exists()
     for fault, message in ((HostFault.BOOT, "h1: boot failed"), (HostFault.CUT, "h1: cut could not be done"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pd_engine.settings import load_settings
-from pd_ops.cluster.host_check import HostFacts, checkpoint_digest, difference, host_facts
+from pd_ops.cluster.host_facts import HostFacts, checkpoint_digest, difference, host_facts
 from pd_ops.cluster.host_room import HostRoom, lacking
 from pd_ops.cluster.plan import BY_POOL, Placement, everywhere, plan_cluster
 from pd_ops.detached import without_flag

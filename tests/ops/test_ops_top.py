@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from pd_engine.contracts import worker_pb2 as pb
 from pd_ops.commands.top import BAR_CHARS, CLEAR, bar
 from support.commands import run_command
 from support.router_lab import eventually, router_lab
@@ -11,7 +12,10 @@ from support.router_lab import eventually, router_lab
 
 async def test_it_looks_once_or_again_and_again() -> None:
     async with router_lab() as lab:
-        lab.decode[0].loads = {"num_blocks_total": 100, "num_blocks_free": 25, "itl_ms": 3.5, "num_running": 2}
+        lab.decode[0].loads = {
+            "num_blocks_total": 100, "num_blocks_free": 25, "itl_ms": 3.5, "num_running": 2, "watched_seconds": 1.0,
+            "stages": [pb.StageTime(stage="experts", seconds=0.5), pb.StageTime(stage="attention", seconds=0.25)],
+        }
         link = lab.router._registry.link("decode-0")
         assert link is not None
         await eventually(lambda: link.loads is not None and link.loads.num_running == 2)
@@ -24,7 +28,7 @@ async def test_it_looks_once_or_again_and_again() -> None:
     assert once.code == 0, once.stderr
     lines = once.stdout.splitlines()
     assert lines[0].endswith(": 0 requests on workers, 0 in line")
-    [line] = [line for line in lines if line.startswith("decode-0")]
+    [line] = [line for line in lines if line.startswith("decode-0 ")]
     assert line.split()[1:7] == ["ready", "75", "%", "of", "100", "#########..."]
     assert "3.5 ms" in line
     assert CLEAR not in once.stdout
@@ -33,6 +37,11 @@ async def test_it_looks_once_or_again_and_again() -> None:
     assert len(looks) == 2
     assert [worker["id"] for worker in looks[0]["workers"]] == ["prefill-0", "decode-0"]
     assert looks[0]["workers"][1]["num_blocks_free"] == 25
+    assert looks[0]["workers"][1]["stage_seconds"] == {"experts": 0.5, "attention": 0.25}
+    assert "decode-0: experts 50.0 %, attention 25.0 %" in lines
+    assert set(looks[0]["router_stage_seconds"]) == {"tokenize", "streaming"}
+    others = [line for line in lines if line.startswith(("router:", "prefill-0:"))]
+    assert others == ["router: tokenize 0.0 %, streaming 0.0 %"]
 
 
 def test_bars() -> None:

@@ -176,6 +176,8 @@ async def test_a_router_tells_where_requests_spent_their_time() -> None:
                          "handoff.exposed", "decode.wait", "steps"]
         assert two[0].spans[2].attributes["prefill_worker"] == "prefill-0"
         assert two[0].ttft_ms <= two[0].total_ms
+        assert float(two[0].spans[0].attributes["streaming_ms"]) > 0
+        assert two[0].spans[0].attributes["tokenize_ms"] == "0.0", "its prompt came as token ids"
         [one] = (await lab.api.GetTraces(api.GetTracesRequest(request_id="by-http"))).traces
         assert one.trace_id == CLIENT_TRACE
         slowest = (await lab.api.GetTraces(api.GetTracesRequest(num_slowest=2))).traces

@@ -33,6 +33,7 @@ async def test_the_page_and_its_data() -> None:
     worker = data["workers"][1]
     assert (worker["state"], worker["blocks"], worker["blocks_free"]) == ("ready", 4, 1)
     assert worker["stage_seconds"] == {"experts": 0.5}
+    assert data["router_stage_seconds"] == {"tokenize": 0, "streaming": 0}
     assert data["expert_max_over_mean"] == {"prefill": [], "decode": [1.5, None]}
     read = set(re.findall(r"\bw\.([a-z_]+)", PAGE)) | set(re.findall(r"\blive\.([a-z_]+)", PAGE))
     listed = re.search(r"for \(const name of \[([^\]]*)\]\) cell", PAGE)

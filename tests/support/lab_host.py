@@ -19,6 +19,7 @@ import socketserver
 import struct
 import subprocess
 import sys
+import threading
 
 PORT = 2222
 FRAME = struct.Struct(">BI")
@@ -29,19 +30,24 @@ OUTPUT, ERRORS, EXIT = 1, 2, 3
 class Door(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         command = receive(self.request, *LENGTH.unpack(receive(self.request, LENGTH.size)))
-        given = b"".join(iter(lambda: self.request.recv(65536), b""))
         process = subprocess.Popen(
             ["bash", "-c", os.fsdecode(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, start_new_session=True,
         )
-        assert process.stdin is not None
-        try:
-            process.stdin.write(given)
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
+        threading.Thread(target=self._feed, args=(process,), daemon=True).start()
         self._relay(process)
         self._send(EXIT, str(process.wait()).encode())
+
+    def _feed(self, process: subprocess.Popen[bytes]) -> None:
+        """What the client sends, until it closes that direction or is gone, or nobody reads it."""
+        assert process.stdin is not None
+        try:
+            with process.stdin as pipe:
+                while data := self.request.recv(65536):
+                    pipe.write(data)
+                    pipe.flush()
+        except OSError:
+            return
 
     def _relay(self, process: subprocess.Popen[bytes]) -> None:
         """Until the shell has ended and what it wrote is sent: what it left in the background may hold the pipes."""

@@ -3,7 +3,7 @@
 Needs root. The machine itself is on the bridge too, as the host that commands are typed on. A name that is not in use
 and a subnet that nobody has make several labs at once possible.
 
-    python -m support.lab_network STATE kill|boot|cut|heal|slow|fast ADDRESS     what drills do to a host
+    python -m support.lab_network STATE kill|boot|heal|slow|fast ADDRESS     what drills do to a host
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ipaddress
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -177,10 +178,18 @@ class LabNetwork:
     def hands(self) -> dict[str, str]:
         """Commands that break hosts, and mend them."""
         command = f"{sys.executable} {SUPPORT / 'lab_network.py'} {self.path}"
-        return {name: f"{command} {name} {{host}}" for name in ("kill", "boot", "cut", "heal", "slow", "fast")}
+        hands = {name: f"{command} {name} {{host}}" for name in ("kill", "boot", "heal", "slow", "fast")}
+        # What a drill counts from is the beginning of its command: a Python takes a second on a busy machine.
+        cut = f"ip link set $(cat {self.directory}/{{host}}.link) down"
+        return hands | {
+            name: shlex.join(["sh", "-c", script])
+            for name, script in (("cut", cut), ("kill", f"{cut}; {hands['kill']}"))
+        }
 
     def _save(self) -> None:
         self.path.write_text(json.dumps({**asdict(self), "directory": str(self.directory)}), encoding="utf-8")
+        for host in self.hosts:
+            (self.directory / f"{host.address}.link").write_text(host.link, encoding="ascii")
 
     def _pid_file(self, host: LabHost) -> Path:
         return self.directory / host.name / "pid"

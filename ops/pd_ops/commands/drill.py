@@ -19,6 +19,7 @@ from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.commands import options
 from pd_ops.drills.access import Access, HostsAccess, LocalAccess
 from pd_ops.drills.catalog import DRILLS
+from pd_ops.drills.replay import read_replay
 from pd_ops.drills.report import DrillResult, summary, to_markdown
 from pd_ops.drills.run import DrillPlan, DrillRunner
 from pd_ops.drills.scene import describe, steady_requests
@@ -44,6 +45,12 @@ def command(
     target: Annotated[
         str | None, typer.Option(help="The worker to break, by id; default: the busiest of the drill's role.")
     ] = None,
+    during: Annotated[
+        Path | None, typer.Option(help="Requests of this trace (Mooncake, Azure, ServeGen) when due, not of --clients.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-3, max=1e4, help="Requests a second of --during; default: the trace's.")
+    ] = None,
     hosts: Annotated[
         Path | None, typer.Option(help="Launcher file: the cluster is on its hosts, whose drills need it.")
     ] = None,
@@ -57,12 +64,14 @@ def command(
     output = options.start(context, as_json)
     if name not in (*DRILLS, ALL):
         raise InvalidArgument(f"a drill is one of {', '.join(DRILLS)}, or {ALL}; got {shown(name)}")
+    if rate is not None and during is None:
+        raise InvalidArgument("--rate is of a trace: give --during as well")
     if report is not None:
         report.mkdir(parents=True, exist_ok=True)
     access = LocalAccess(cluster) if hosts is None else HostsAccess(read_cluster_file(hosts), cluster, recovery)
     asked = _Asked(
         cluster=cluster, access=access, target=None if target is None else options.checked_worker(target),
-        num_clients=clients, num_distinct=distinct, recovery_s=recovery,
+        num_clients=clients, num_distinct=distinct, recovery_s=recovery, trace=during, rate_per_s=rate,
     )
     settings = asyncio.run(_drillable_settings(asked))
     _confirm(name, cluster, yes=yes)
@@ -85,6 +94,8 @@ class _Asked:
     num_clients: int
     num_distinct: int
     recovery_s: float
+    trace: Path | None
+    rate_per_s: float | None
 
 
 def _names(name: str, access: Access) -> list[str]:
@@ -123,9 +134,11 @@ async def _drill(asked: _Asked, settings: Settings, names: list[str], output: Ou
 async def _drill_all(asked: _Asked, settings: Settings, names: list[str], output: Output) -> dict[str, Any]:
     address = (await asked.access.ask(StatusRequest(), output.note))["router"]["address"]
     model, info = await describe(address, asked.recovery_s)
+    replay = None if asked.trace is None else read_replay(asked.trace, asked.rate_per_s, model)
     plan = DrillPlan(
         access=asked.access, address=address, target=asked.target, settings=settings, model=model,
-        requests=steady_requests(asked.num_distinct, settings, model), num_clients=asked.num_clients,
+        requests=steady_requests(asked.num_distinct, settings, model) if replay is None else replay.requests,
+        schedule=None if replay is None else replay.schedule, num_clients=asked.num_clients,
         recovery_s=asked.recovery_s,
     )
     runner = DrillRunner(plan, await asyncio.to_thread(load_oracle, settings, model), output.note)
@@ -138,4 +151,6 @@ async def _drill_all(asked: _Asked, settings: Settings, names: list[str], output
     return summary(results, {
         "cluster": asked.cluster, "model": model.served_model_name, "clients": asked.num_clients,
         "pools": {role: roles.count(role) for role in ("prefill", "decode")},
+        "trace": None if replay is None else replay.name,
+        "rate_per_s": None if replay is None else round(replay.rate_per_s, 3),
     })

@@ -13,7 +13,7 @@ from pd_ops.cluster.control_client import ask_controller
 from pd_ops.cluster.control_messages import StatusRequest
 from pd_ops.cluster.processes import resident_bytes_below
 from pd_ops.commands import options
-from pd_ops.output import Document
+from pd_ops.output import Document, Output
 from pd_ops.tables import mib, table
 
 COLUMNS = (
@@ -35,7 +35,7 @@ def command(
     output = options.start(context, as_json)
     is_named = address is None and grpc_port is None
     serving_pid = ready_state(cluster).pid if is_named else None
-    processes = asyncio.run(ask_controller(cluster, StatusRequest())) if is_named else None
+    processes = _processes(cluster, output) if is_named else None
     try:
         info = asyncio.run(server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
     except Unavailable:
@@ -45,6 +45,15 @@ def command(
     document = {**status_document(info, serving_pid), "processes": processes}
     output.document(document)
     output.text("\n".join([status_text(document), *processes_lines(processes or {})]))
+
+
+def _processes(cluster: str, output: Output) -> Document | None:
+    """As the controller has them; None if it does not say so."""
+    try:
+        return asyncio.run(ask_controller(cluster, StatusRequest()))
+    except Unavailable as error:
+        output.note(f"without processes: {error.message}")
+        return None
 
 
 def status_document(info: api_pb2.GetServerInfoResponse, serving_pid: int | None) -> Document:

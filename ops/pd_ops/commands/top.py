@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -68,8 +69,13 @@ def top_document(info: api_pb2.GetServerInfoResponse, loads: api_pb2.GetLoadsRes
         "uptime_seconds": info.uptime_seconds,
         "requests_running": max(0, info.active_requests - loads.num_requests_waiting),
         "requests_waiting": loads.num_requests_waiting,
+        "router_stage_seconds": _seconds(loads.router_stages),
         "workers": [_worker(worker, by_id.get(worker.id, api_pb2.WorkerLoad())) for worker in info.workers],
     }
+
+
+def _seconds(stages: Iterable[api_pb2.StageSeconds]) -> dict[str, float]:
+    return {one.stage: one.seconds for one in stages}
 
 
 def _worker(worker: api_pb2.WorkerStatus, load: api_pb2.WorkerLoad) -> Document:
@@ -78,7 +84,8 @@ def _worker(worker: api_pb2.WorkerStatus, load: api_pb2.WorkerLoad) -> Document:
         "num_blocks_free": load.num_blocks_free, "num_running": load.num_running, "num_waiting": load.num_waiting,
         "num_preempted": worker.num_preempted, "num_leases": load.num_leases, "num_pins": load.num_pins,
         "queued_prefill_tokens": load.queued_prefill_tokens, "prefill_tokens_per_s": load.prefill_tokens_per_s,
-        "itl_ms": load.itl_ms, "rss_bytes": worker.rss_bytes,
+        "itl_ms": load.itl_ms, "rss_bytes": worker.rss_bytes, "stage_seconds": _seconds(load.stages),
+        "watched_seconds": load.watched_seconds,
     }
 
 
@@ -95,10 +102,22 @@ def top_text(document: Document) -> str:
             worker["queued_prefill_tokens"], f"{speed:.0f}" if speed else "-", f"{itl_ms:.1f} ms" if itl_ms else "-",
             mib(worker["rss_bytes"]),
         ])
-    return (
+    stages = [stages_text(one["id"], one["stage_seconds"], one["watched_seconds"]) for one in document["workers"]]
+    return "\n".join([
         f"cluster {document['cluster']!r}, up {document['uptime_seconds']:.0f} s: {document['requests_running']} "
-        f"requests on workers, {document['requests_waiting']} in line\n{table(COLUMNS, rows)}"
-    )
+        f"requests on workers, {document['requests_waiting']} in line\n{table(COLUMNS, rows)}",
+        stages_text("router", document["router_stage_seconds"], document["uptime_seconds"]),
+        *(text for text in stages if text),
+    ])
+
+
+def stages_text(who: str, seconds: Mapping[str, float], of_s: float) -> str:
+    """Such as "decode-0: experts 41 %, attention 30 %"; empty if nothing is timed there. Of a router's whole life, of a
+    worker's watched steps."""
+    if not of_s:
+        return ""
+    shares = ", ".join(f"{stage} {100 * spent / of_s:.1f} %" for stage, spent in seconds.items())
+    return f"{who}: {shares}"
 
 
 def bar(share: float) -> str:

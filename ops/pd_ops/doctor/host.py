@@ -31,10 +31,13 @@ SLOW_CLOCK_SOURCES = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 MAX_RESOLUTION_S = 1e-6
 
 
-def memory_check(settings: Settings, model: Path, available_bytes: int | None = None) -> Check:
-    """Whether weights and arenas of all workers fit into what is free now."""
+def memory_check(
+    settings: Settings, model: Path, available_bytes: int | None = None, *, num_workers: int | None = None
+) -> Check:
+    """Whether weights and arenas of so many workers, by default of all, fit into what is free now."""
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
-    num_workers = settings.prefill.workers + settings.decode.workers
+    if num_workers is None:
+        num_workers = settings.prefill.workers + settings.decode.workers
     weights = sum(file.stat().st_size for file in weight_files(model))
     needed = num_workers * (weights + settings.engine.cache_mib * MIB)
     wanted = needed + (num_workers * PROCESS_MIB + CLUSTER_MIB) * MIB

@@ -14,10 +14,11 @@ from pd_ops.cluster.control_client import ask_controller
 from pd_ops.cluster.control_messages import Request
 from pd_ops.drills.hands import Hands, HostHands, LocalHands
 from pd_ops.launcher.cluster_file import ClusterFile
+from pd_ops.launcher.remote_shell import PYTHON
 
 Note = Callable[[str], None]
 ASK_TIMEOUT_S = 3700.0
-BRIDGE = "~/pd-relay/.venv/bin/python -m pd_ops.cluster.control_bridge"
+BRIDGE = f"{PYTHON} -m pd_ops.cluster.control_bridge"
 
 
 class Access(Protocol):

@@ -7,13 +7,16 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from enum import Enum
 from typing import Protocol
 
-from pd_engine.errors import FailedPrecondition
+from pd_engine.errors import FailedPrecondition, Unavailable
 from pd_ops.launcher.cluster_file import ClusterFile
 
 HAND_TIMEOUT_S = 60.0
+READY = "pd-relay-is-ready"
+MAX_SHOWN = 400
 
 
 class HostFault(Enum):
@@ -33,8 +36,13 @@ class Hands(Protocol):
         FailedPrecondition: one of these cannot be done.
         """
 
-    async def signal(self, host: str, pid: int, number: signal.Signals) -> None:
-        """To a process on a host."""
+    async def signal(self, host: str, pid: int, number: signal.Signals) -> float:
+        """To a process on a host. When it was sent, on this process's monotonic clock: the way there is not counted.
+
+        Raises:
+            Unavailable: the host is not reached.
+            FailedPrecondition: there is no such process.
+        """
 
     async def do(self, fault: HostFault, host: str) -> None: ...
 
@@ -48,8 +56,13 @@ class LocalHands:
                 "this drill breaks a host, and this cluster has one: name a launcher file with --hosts"
             )
 
-    async def signal(self, host: str, pid: int, number: signal.Signals) -> None:
-        os.kill(pid, number)
+    async def signal(self, host: str, pid: int, number: signal.Signals) -> float:
+        at_s = time.monotonic()
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            raise FailedPrecondition(f"process {pid} has ended by itself before the drill got to it") from None
+        return at_s
 
     async def do(self, fault: HostFault, host: str) -> None:
         self.check(fault)
@@ -66,13 +79,42 @@ class HostHands:
         if missing:
             raise FailedPrecondition(f"{self._file.path}: provider.hands has no command for {', '.join(missing)}")
 
-    async def signal(self, host: str, pid: int, number: signal.Signals) -> None:
-        await asyncio.to_thread(self._file.shell.run, host, f"kill -{number.value} {pid}")
+    async def signal(self, host: str, pid: int, number: signal.Signals) -> float:
+        """A shell there says that it is ready, and sends the signal when it is told to."""
+        process = await asyncio.create_subprocess_exec(
+            *self._file.shell.argv(host, f"echo {READY}; read -r go; kill -{number.value} {pid}"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(HAND_TIMEOUT_S):
+                return await _when_ready(process, host)
+        except TimeoutError:
+            raise Unavailable(f"{host} did not send a signal in {HAND_TIMEOUT_S:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
 
     async def do(self, fault: HostFault, host: str) -> None:
         self.check(fault)
         command = [part.replace("{host}", host) for part in shlex.split(self._file.hands[fault.value])]
         await asyncio.to_thread(_run, command, fault, host)
+
+
+async def _when_ready(process: asyncio.subprocess.Process, host: str) -> float:
+    assert process.stdout is not None, "it is piped"
+    while (line := await process.stdout.readline()) and line.strip() != READY.encode():
+        pass  # a greeting
+    at_s = time.monotonic()
+    _, said = await process.communicate(b"\n")
+    if not line:
+        raise Unavailable(f"{host} is not reached: {_end(said)}")
+    if process.returncode != 0:
+        raise FailedPrecondition(f"{host}: the signal was not sent: {_end(said)}")
+    return at_s
+
+
+def _end(said: bytes) -> str:
+    return said.decode(errors="replace").strip()[-MAX_SHOWN:]
 
 
 def _run(command: list[str], fault: HostFault, host: str) -> None:
@@ -83,4 +125,4 @@ def _run(command: list[str], fault: HostFault, host: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FailedPrecondition(f"{host}: {fault.value} could not be done: {error}") from None
     if done.returncode != 0:
-        raise FailedPrecondition(f"{host}: {fault.value} failed: {(done.stderr or done.stdout).strip()[-400:]}")
+        raise FailedPrecondition(f"{host}: {fault.value} failed: {(done.stderr or done.stdout).strip()[-MAX_SHOWN:]}")

@@ -68,7 +68,7 @@ class DrillResult:
 
 def summary(results: Sequence[DrillResult], cluster: Mapping[str, Any]) -> dict[str, Any]:
     """Args:
-    cluster: what was drilled: `cluster, model, pools, clients`.
+    cluster: what was drilled: `cluster, model, pools, clients, trace, rate_per_s`.
     """
     return {
         **cluster, "passed": all(one.passed for one in results) and bool(results),
@@ -81,8 +81,8 @@ def to_markdown(document: Mapping[str, Any], when: str) -> str:
     pools = " + ".join(f"{size} {role}" for role, size in document["pools"].items())
     lines = [
         "# Drills", "",
-        f"Cluster `{document['cluster']}`, {pools} workers, model `{document['model']}`, {document['clients']} clients "
-        f"that ask without a pause; {when}. {'All passed.' if document['passed'] else '**Not passed.**'}", "",
+        f"Cluster `{document['cluster']}`, {pools} workers, model `{document['model']}`, {_load(document)}; {when}. "
+        f"{'All passed.' if document['passed'] else '**Not passed.**'}", "",
         "| drill | | requests | lost | wrong | refused | broken, resumed | blocks leaked | detected | full again "
         "| gap p50 | p99 | else p99 |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -95,6 +95,12 @@ def to_markdown(document: Mapping[str, Any], when: str) -> str:
                   for one in drill["expectations"]]
         lines += [*(f"- {detail}" for detail in drill["details"]), ""]
     return "\n".join(lines)
+
+
+def _load(document: Mapping[str, Any]) -> str:
+    if document["trace"] is None:
+        return f"{document['clients']} clients that ask without a pause"
+    return f"requests of the trace `{document['trace']}` when they are due, {document['rate_per_s']} a second"
 
 
 def _row(drill: Mapping[str, Any]) -> str:

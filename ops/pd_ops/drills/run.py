@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from pd_ops.drills.judging import Observed, judge
 from pd_ops.drills.observer import Observer, seen_full, seen_lost
 from pd_ops.drills.report import DrillResult
 from pd_ops.drills.scene import Broken, Scene
-from pd_ops.drills.traffic import Asked, Traffic
+from pd_ops.drills.traffic import Asked, Schedule, Traffic
 from pd_ops.monolithic import Monolithic
 from pd_ops.verification.oracle import expected_outcome
 from pd_ops.verification.outcome import Outcome, answer_difference
@@ -32,7 +32,8 @@ POLL_S = 0.1
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrillPlan:
     """Attributes:
-    num_clients: that ask without a pause.
+    requests: that clients ask, over and over.
+    schedule: when each of them is due; None: by `num_clients` clients, each without a pause.
     recovery_s: in which the pools must be whole again, and a request answered.
     """
 
@@ -41,7 +42,8 @@ class DrillPlan:
     target: str | None
     settings: Settings
     model: api_pb2.GetModelInfoResponse
-    requests: list[Request]
+    requests: Sequence[Request]
+    schedule: Schedule | None
     num_clients: int
     recovery_s: float
 
@@ -65,7 +67,8 @@ class DrillRunner:
         drill, plan, began = DRILLS[name], self._plan, time.monotonic()
         plan.access.hands.check(*drill.faults)
         traffic = Traffic(
-            plan.address, plan.requests, num_clients=plan.num_clients, give_up_s=plan.recovery_s
+            plan.address, plan.requests, num_clients=plan.num_clients, give_up_s=plan.recovery_s,
+            schedule=plan.schedule,
         )
         scene = Scene(
             access=plan.access, address=plan.address, settings=plan.settings, model=plan.model, traffic=traffic,
@@ -87,6 +90,7 @@ class DrillRunner:
         seen = Observed(
             asked=asked, steady=traffic.asked, differences=differences, num_leaked_blocks=num_leaked, sizes=sizes,
             sightings=observer.sightings, broken=broken, full_s=full_s, is_mended=is_mended,
+            may_be_too_much=plan.schedule is not None,
         )
         return judge(name, drill, seen, time.monotonic() - began)
 

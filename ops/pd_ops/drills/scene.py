@@ -111,8 +111,7 @@ class Scene:
         return await self._killed(host_of(self.address), pid, None, "")
 
     async def _killed(self, host: str, pid: int, target: str | None, epoch: str) -> Broken:
-        at_s = time.monotonic()
-        await self.access.hands.signal(host, pid, signal.SIGKILL)
+        at_s = await self.access.hands.signal(host, pid, signal.SIGKILL)
         return Broken(at_s=at_s, target=target, epoch=epoch, is_over_s=at_s)
 
     async def stall(self, role: str, seconds: float) -> Broken:
@@ -120,8 +119,8 @@ class Scene:
         await self.traffic.wait_streaming()
         worker = await self.busiest(role)
         self.note(f"stopping {worker.id} (process {worker.pid}) for {seconds:g} s")
-        at_s, hands, host = time.monotonic(), self.access.hands, host_of(worker.address)
-        await hands.signal(host, worker.pid, signal.SIGSTOP)
+        hands, host = self.access.hands, host_of(worker.address)
+        at_s = await hands.signal(host, worker.pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
         finally:

@@ -1,12 +1,13 @@
-"""Clients that ask one request after the other, and do what a client should when its answer breaks: ask again."""
+"""Clients that ask one request after the other, or each when it is due, and do what a client should when its answer
+breaks: ask again."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from pd_engine.errors import PdRelayError, ResourceExhausted, Unavailable
 from pd_ops.client import RouterClient, router_client
@@ -59,7 +60,15 @@ class Asked:
     def largest_gap_ms(self) -> float:
         """In which nothing came: before the first token, between two, or before the end."""
         times = [self.start_s, *self.arrivals_s, *([self.end_s] if self.end_s is not None else [])]
-        return 1e3 * max((after - before for before, after in pairwise(times)), default=0.0)
+        return 1e3 * max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """When each request is due after the beginning, and after how long the first one is due again."""
+
+    due_s: Sequence[float]
+    period_s: float
 
 
 class Traffic:
@@ -67,11 +76,12 @@ class Traffic:
     requests: asked in turn, by all clients together.
     give_up_s: after which a client takes a request for lost.
     limit: requests in all; None: until `stop`.
+    schedule: when requests are asked, whatever became of those before; None: by a client after its last one.
     """
 
     def __init__(
         self, address: str, requests: Sequence[Request], *, num_clients: int, give_up_s: float,
-        limit: int | None = None,
+        limit: int | None = None, schedule: Schedule | None = None,
     ) -> None:
         self.asked: list[Asked] = []
         self.num_clients = num_clients
@@ -79,20 +89,24 @@ class Traffic:
         self._requests = requests
         self._give_up_s = give_up_s
         self._limit = limit
-        self._stopping = False
+        self._schedule = schedule
+        self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._change = asyncio.Event()
 
     def stop(self) -> None:
         """No further request; those that run go on to their end."""
-        self._stopping = True
+        self._stopping.set()
 
     async def run(self) -> None:
         """Until the limit, or until it is stopped and all has ended."""
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self.num_clients):
-                    group.create_task(self._client())
+                if self._schedule is not None:
+                    group.create_task(self._ask_when_due(self._schedule))
+                else:
+                    for _ in range(self.num_clients):
+                        group.create_task(self._client())
         except ExceptionGroup as failures:
             self._failure = failures.exceptions[0]
             self._change.set()
@@ -121,16 +135,37 @@ class Traffic:
 
     async def _client(self) -> None:
         async with router_client(self._address) as client:
-            while not self._stopping and (self._limit is None or len(self.asked) < self._limit):
-                asked = Asked(number=len(self.asked) % len(self._requests), start_s=time.monotonic())
-                self.asked.append(asked)
-                try:
-                    async with asyncio.timeout(self._give_up_s):
-                        await self._ask(client, asked)
-                except TimeoutError:
-                    asked.error = f"no answer in {self._give_up_s:g} s"
-                asked.end_s = time.monotonic()
-                self._change.set()
+            while not self._stopping.is_set() and (self._limit is None or len(self.asked) < self._limit):
+                await self._one(client)
+
+    async def _ask_when_due(self, schedule: Schedule) -> None:
+        begun_s = time.monotonic()
+        async with router_client(self._address) as client, asyncio.TaskGroup() as group:
+            for turn in itertools.count():
+                for due_s in schedule.due_s:
+                    if await self._stopped_by(begun_s + turn * schedule.period_s + due_s):
+                        return
+                    group.create_task(self._one(client))
+
+    async def _stopped_by(self, time_s: float) -> bool:
+        """Whether it is stopped before that time comes."""
+        try:
+            async with asyncio.timeout(max(0.0, time_s - time.monotonic())):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _one(self, client: RouterClient) -> None:
+        asked = Asked(number=len(self.asked) % len(self._requests), start_s=time.monotonic())
+        self.asked.append(asked)
+        try:
+            async with asyncio.timeout(self._give_up_s):
+                await self._ask(client, asked)
+        except TimeoutError:
+            asked.error = f"no answer in {self._give_up_s:g} s"
+        asked.end_s = time.monotonic()
+        self._change.set()
 
     async def _ask(self, client: RouterClient, asked: Asked) -> None:
         while asked.outcome is None and asked.error is None:

@@ -12,7 +12,7 @@ from typing import Any
 from pd_engine.errors import FailedPrecondition, Unavailable, from_code
 from pd_ops.launcher.cluster_file import ClusterFile
 from pd_ops.launcher.host_provider import host_state_file
-from pd_ops.launcher.remote_shell import on_all
+from pd_ops.launcher.remote_shell import PYTHON, on_all
 
 SERVE_FILE = "~/pd-relay-serve.jsonl"  # as the head's start commands name it
 LAUNCH_TIMEOUT_S = 3600.0  # setup on the head: an environment is made there the first time
@@ -59,7 +59,7 @@ def take_down(file: ClusterFile, tell: Tell) -> dict[str, Any]:
         Unavailable: hosts are not reached, or processes are left; all others are done by then.
     """
     if file.head_host is None:
-        _on_head(file, "~/pd-relay/.venv/bin/python -m pd_ops.launcher.end_host", END_TIMEOUT_S)
+        _on_head(file, f"{PYTHON} -m pd_ops.launcher.end_host", END_TIMEOUT_S)
         _ray("down", "-y", str(file.path))
         return {}
     results: dict[str, Any] = {}

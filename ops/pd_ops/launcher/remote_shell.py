@@ -14,6 +14,8 @@ from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 EXIT_UNREACHABLE = 255  # what ssh returns when it did not get there
 REACH_TIMEOUT_S = 10.0
+CHECKOUT = "~/pd-relay"  # on every host, as launcher files put it there
+PYTHON = f"{CHECKOUT}/.venv/bin/python"
 MAX_SHOWN_BYTES = 400
 SSH = (
     "ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "-o", "ServerAliveInterval=5",

@@ -158,13 +158,13 @@ class SimulatedRouter:
             max_index_entries=router.max_index_entries, can_fetch=SETTINGS.transfer.prefix_fetch_ms > 0,
             may_degrade=router.degraded == "local", new_id=new_id,
         )
+        self.metrics = WatchedMetrics(
+            self.registry, model.served_name, lambda: self.dispatcher.num_running,
+            lambda: self.dispatcher.num_waiting, on_end=on_end,
+        )
         self.dispatcher = Dispatcher(
             DispatchSettings.of(SETTINGS), registry=self.registry, tokenizer=model.tokenizer,
-            vocab_size=model.config.vocab_size,
-            metrics=WatchedMetrics(
-                self.registry, model.served_name, lambda: self.dispatcher.num_running,
-                lambda: self.dispatcher.num_waiting, on_end=on_end,
-            ),
+            vocab_size=model.config.vocab_size, metrics=self.metrics,
             tracing=Tracing(0), new_id=new_id,
         )
 
@@ -173,7 +173,7 @@ class SimulatedRouter:
         preparer = Preparer(model.tokenizer, model.defaults, lambda: model.limits(self.registry))
         status = Status(
             model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running,
-            num_waiting=lambda: self.dispatcher.num_waiting,
+            num_waiting=lambda: self.dispatcher.num_waiting, own_stages=self.metrics.own_stages,
         )
         service = PdRelayService(self.dispatcher, preparer, status, Callers([]), TraceBook(0))
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)
