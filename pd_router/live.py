@@ -9,8 +9,8 @@ from typing import Any
 from pd_engine.contracts import worker_pb2 as pb
 from pd_router.link import WorkerLink
 from pd_router.link_state import Role
-from pd_router.own_stages import OwnStages
 from pd_router.registry import Registry
+from pd_router.request_metrics import RequestMetrics
 from pd_router.worker_metrics import expert_tokens
 
 Document = dict[str, Any]
@@ -19,9 +19,9 @@ Document = dict[str, Any]
 class LiveView:
     def __init__(
         self, registry: Registry, model: str, num_running: Callable[[], int], num_waiting: Callable[[], int],
-        own_stages: OwnStages,
+        metrics: RequestMetrics,
     ) -> None:
-        self._own_stages = own_stages
+        self._metrics = metrics
         self._registry = registry
         self._model = model
         self._num_running = num_running
@@ -34,7 +34,9 @@ class LiveView:
             "model": self._model,
             "requests_running": self._num_running() - waiting,
             "requests_waiting": waiting,
-            "router_stage_seconds": self._own_stages.seconds(),
+            "router_stage_seconds": self._metrics.own_stages.seconds(),
+            "drafted_total": self._metrics.num_drafted,
+            "accepted_total": self._metrics.num_accepted,
             "workers": [_worker(link) for link in links],
             "expert_max_over_mean": {
                 role.value: [

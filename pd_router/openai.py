@@ -55,7 +55,7 @@ class HttpDoor:
         self._metrics = metrics
         self._live = LiveView(
             registry, model.served_name, lambda: dispatcher.num_running, lambda: dispatcher.num_waiting,
-            metrics.own_stages,
+            metrics,
         )
         self._routes = FastAPI(title="pd-relay", docs_url=None, redoc_url=None)
         self._add_routes()

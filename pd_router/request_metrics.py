@@ -35,6 +35,7 @@ MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 class RequestMetrics:
     """Attributes:
     own_stages: what the router itself does.
+    num_drafted, num_accepted: draft tokens, of choices that have ended.
 
     Args:
         model: the served name, a label of all.
@@ -46,6 +47,7 @@ class RequestMetrics:
         self._collectors = collectors
         self._model = model
         self.own_stages = OwnStages()
+        self.num_drafted = self.num_accepted = 0
         collectors.register(self.own_stages)
         running = self._of_model(Gauge, "vllm:num_requests_running", "Choices on workers.")
         running.set_function(lambda: num_running() - num_waiting())
@@ -142,6 +144,8 @@ class RequestMetrics:
         if journey.num_cached_tokens is not None:
             self._queries.inc(num_prompt_tokens)
             self._hits.inc(journey.num_cached_tokens)
+        self.num_drafted += journey.num_drafted
+        self.num_accepted += journey.num_accepted
         self._drafted.inc(journey.num_drafted)
         self._accepted.inc(journey.num_accepted)
         self._local.inc(journey.local_prefill is not None)

@@ -9,6 +9,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import typer
 
@@ -66,7 +67,7 @@ def run(arguments: list[str]) -> int:
         output.error(error)
         return error.exit_code
     except typer.TyperException as error:
-        output.error(InvalidArgument(error.format_message()))
+        output.error(InvalidArgument(f"{error.format_message().rstrip('.')}; {_help_for(arguments)}"))
         return EXIT_USAGE
     except Interrupted:
         return EXIT_INTERRUPTED
@@ -81,6 +82,15 @@ def run(arguments: list[str]) -> int:
         internal = Internal(f"{type(error).__name__}: {error}")
         output.error(internal)
         return internal.exit_code
+
+
+def _help_for(arguments: list[str]) -> str:
+    """Where somebody finds what to type instead."""
+    called = next((name for name in arguments[:1] if name in COMMANDS), None)
+    if called is not None:
+        return f"pd-relay {called} --help says what it takes"
+    close = get_close_matches(arguments[0], COMMANDS, 1) if arguments else []
+    return f"did you mean pd-relay {close[0]}?" if close else "pd-relay --help lists all"
 
 
 if __name__ == "__main__":

@@ -215,13 +215,13 @@ def test_a_replay_of_a_trace(tmp_path: Path) -> None:
         "2023-11-16 18:00:00.0000000,400,20\n2023-11-16 18:00:01.0000000,40,2\n2023-11-16 18:00:04.0000000,80,4\n"
     )
     model = api_pb2.GetModelInfoResponse(vocab_size=1_000, max_context_length=210)
-    replay = read_replay(trace, None, model)
+    replay = read_replay(trace, model)
     assert (replay.schedule.due_s, replay.schedule.period_s, replay.rate_per_s) == ((0.0, 1.0, 4.0), 6.0, 0.5)
     sizes = [(len(one.prompt.token_ids), one.sampling.max_tokens) for one in replay.requests]  # type: ignore[union-attr]
     assert sizes == [(200, 10), (20, 1), (40, 2)]
     assert len({one.sampling.seed for one in replay.requests}) == 3, "what is compared has a seed"
-    assert read_replay(trace, 2.0, model).rate_per_s == pytest.approx(2.0)
-    assert read_replay(trace, None, model).requests == replay.requests
+    assert read_replay(trace, model, rate_per_s=2.0).rate_per_s == pytest.approx(2.0)
+    assert read_replay(trace, model).requests == replay.requests
 
 
 def test_what_a_trace_has_refused_fails_nothing() -> None:

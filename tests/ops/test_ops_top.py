@@ -38,10 +38,10 @@ async def test_it_looks_once_or_again_and_again() -> None:
     assert [worker["id"] for worker in looks[0]["workers"]] == ["prefill-0", "decode-0"]
     assert looks[0]["workers"][1]["num_blocks_free"] == 25
     assert looks[0]["workers"][1]["stage_seconds"] == {"experts": 0.5, "attention": 0.25}
-    assert "decode-0: experts 50.0 %, attention 25.0 %" in lines
+    assert "decode-0: experts 50.0 %, attention 25.0 %, else 25.0 %" in lines
     assert set(looks[0]["router_stage_seconds"]) == {"tokenize", "streaming"}
     others = [line for line in lines if line.startswith(("router:", "prefill-0:"))]
-    assert others == ["router: tokenize 0.0 %, streaming 0.0 %"]
+    assert others == ["router: tokenize 0.0 %, streaming 0.0 %, else 100.0 %"]
 
 
 def test_bars() -> None:

@@ -116,8 +116,10 @@ class Autoscaler:
         })
         for pool, decision in decisions.items():
             size = pools[pool].num_ready
-            change = f"stays {size}" if decision.size == size else f"{size} -> {decision.size}"
-            self._output.text(f"{pool:8} {'would be ' if self._dry_run else ''}{change}: {decision.why}")
+            change = f"stays {size}"
+            if decision.size != size:
+                change = f"{'would be ' if self._dry_run else ''}{size} -> {decision.size}"
+            self._output.text(f"{pool:8} {change}: {decision.why}")
 
 
 async def _slept(seconds: float) -> bool:

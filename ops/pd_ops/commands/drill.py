@@ -51,6 +51,9 @@ def command(
     rate: Annotated[
         float | None, typer.Option(min=1e-3, max=1e4, help="Requests a second of --during; default: the trace's.")
     ] = None,
+    length_scale: Annotated[
+        float | None, typer.Option(min=1e-6, max=1e6, help="Its lengths times this; default: what fits the context.")
+    ] = None,
     hosts: Annotated[
         Path | None, typer.Option(help="Launcher file: the cluster is on its hosts, whose drills need it.")
     ] = None,
@@ -64,14 +67,15 @@ def command(
     output = options.start(context, as_json)
     if name not in (*DRILLS, ALL):
         raise InvalidArgument(f"a drill is one of {', '.join(DRILLS)}, or {ALL}; got {shown(name)}")
-    if rate is not None and during is None:
-        raise InvalidArgument("--rate is of a trace: give --during as well")
+    if during is None and (rate is not None or length_scale is not None):
+        raise InvalidArgument("--rate and --length-scale are of a trace: give --during as well")
     if report is not None:
         report.mkdir(parents=True, exist_ok=True)
     access = LocalAccess(cluster) if hosts is None else HostsAccess(read_cluster_file(hosts), cluster, recovery)
     asked = _Asked(
         cluster=cluster, access=access, target=None if target is None else options.checked_worker(target),
         num_clients=clients, num_distinct=distinct, recovery_s=recovery, trace=during, rate_per_s=rate,
+        length_scale=length_scale,
     )
     settings = asyncio.run(_drillable_settings(asked))
     _confirm(name, cluster, yes=yes)
@@ -96,6 +100,7 @@ class _Asked:
     recovery_s: float
     trace: Path | None
     rate_per_s: float | None
+    length_scale: float | None
 
 
 def _names(name: str, access: Access) -> list[str]:
@@ -134,7 +139,9 @@ async def _drill(asked: _Asked, settings: Settings, names: list[str], output: Ou
 async def _drill_all(asked: _Asked, settings: Settings, names: list[str], output: Output) -> dict[str, Any]:
     address = (await asked.access.ask(StatusRequest(), output.note))["router"]["address"]
     model, info = await describe(address, asked.recovery_s)
-    replay = None if asked.trace is None else read_replay(asked.trace, asked.rate_per_s, model)
+    replay = None if asked.trace is None else read_replay(
+        asked.trace, model, rate_per_s=asked.rate_per_s, length_scale=asked.length_scale
+    )
     plan = DrillPlan(
         access=asked.access, address=address, target=asked.target, settings=settings, model=model,
         requests=steady_requests(asked.num_distinct, settings, model) if replay is None else replay.requests,

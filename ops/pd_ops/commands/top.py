@@ -116,8 +116,9 @@ def stages_text(who: str, seconds: Mapping[str, float], of_s: float) -> str:
     worker's watched steps."""
     if not of_s:
         return ""
-    shares = ", ".join(f"{stage} {100 * spent / of_s:.1f} %" for stage, spent in seconds.items())
-    return f"{who}: {shares}"
+    shares = {stage: spent / of_s for stage, spent in seconds.items()}
+    shares["else"] = max(0.0, 1 - sum(shares.values()))
+    return f"{who}: {', '.join(f'{stage} {100 * share:.1f} %' for stage, share in shares.items())}"
 
 
 def bar(share: float) -> str:

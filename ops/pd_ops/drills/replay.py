@@ -32,16 +32,20 @@ class Replay:
         return len(self.requests) / self.schedule.period_s
 
 
-def read_replay(trace: Path, rate_per_s: float | None, model: api_pb2.GetModelInfoResponse) -> Replay:
-    """Lengths are scaled to the model's context, as `pd-relay bench serve` does it.
+def read_replay(
+    trace: Path, model: api_pb2.GetModelInfoResponse, *, rate_per_s: float | None = None,
+    length_scale: float | None = None,
+) -> Replay:
+    """As `pd-relay bench serve` reads it.
 
     Args:
         rate_per_s: requests a second; None: the trace's own.
+        length_scale: of prompts and answers; None: what fits the model's context.
 
     Raises:
         InvalidArgument, NotFound: it is no trace.
     """
-    plan = LoadPlan(trace=trace, num_requests=MAX_REQUESTS, rate_per_s=rate_per_s)
+    plan = LoadPlan(trace=trace, num_requests=MAX_REQUESTS, rate_per_s=rate_per_s, length_scale=length_scale)
     traced = build_load(plan, model.max_context_length).requests
     prompts = PromptMaker(vocab_size=model.vocab_size, salt=trace.name)
     last_s = traced[-1].arrival_s

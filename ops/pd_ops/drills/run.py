@@ -84,8 +84,8 @@ class DrillRunner:
                 is_mended = None if broken.mend is None else await broken.mend()
                 await traffic.wait_done(plan.num_clients)
             num_leaked = await self._leaked(client)
-        self._note("comparing with one process")
         asked = [*traffic.asked, *(one for extra, _ in scene.extra for one in extra.asked)]
+        self._note(f"comparing {len(asked)} answers with one process")
         differences = await asyncio.to_thread(self._compare, traffic, scene)
         seen = Observed(
             asked=asked, steady=traffic.asked, differences=differences, num_leaked_blocks=num_leaked, sizes=sizes,
