@@ -21,6 +21,7 @@ from pd_engine.service.identity import memory_of
 from pd_engine.service.memory import audit_text
 from pd_engine.service.wire import finish_names
 from pd_engine.steps.decode import DecodeOutput, num_slots_needed
+from pd_engine.steps.draft import let_go
 from pd_engine.steps.forward import THE_MODEL, Steps
 from pd_engine.steps.speculation import SpeculationPolicy
 
@@ -192,6 +193,8 @@ class DecodeRunner:
     def _decode(self, sequences: list[Choice]) -> list[DecodeOutput | Internal]:
         if self._policy is None:
             return self._steps.decode(self.engine, sequences, MAX_SPECULATE)
+        if self._policy.is_futile:
+            let_go(sequences)
         max_drafts = self._policy.choose(len(sequences))
         started_s = self._steps.clock()
         outcomes = self._steps.decode(self.engine, sequences, max_drafts)
@@ -199,7 +202,7 @@ class DecodeRunner:
         outputs = [outcome for outcome in outcomes if isinstance(outcome, DecodeOutput)]
         if outputs:
             self._policy.record(
-                len(outputs), max_drafts, seconds, [output.num_drafted for output in outputs],
+                len(sequences), seconds, [output.num_drafted for output in outputs],
                 [output.num_accepted for output in outputs],
             )
         return outcomes

@@ -57,15 +57,22 @@ class Mla:
     ) -> Tensor:
         """The attention output y_TD. Calls `on_written` when the latents of all rows are in the cache."""
         ops = self.ops
-        fused_TF = ops.linear(x_TD, weights.qkv_a)
-        kv_start = fused_TF.shape[1] - self.config.cache_width
-        q_TF, kv_TE = fused_TF[:, :kv_start], fused_TF[:, kv_start:]
+        q_TF = self.write(x_TD, weights, step.rows, cache)
+        on_written()
         if weights.q_b is not None:
             assert weights.q_a_norm is not None
             q_TF = ops.linear(ops.rms_norm(q_TF, weights.q_a_norm, LATENT_NORM_EPS), weights.q_b)
-        ops.latent_write(kv_TE, weights.kv_a_norm, LATENT_NORM_EPS, self.rope_P2R, step.rows, cache.slots_GKE)
-        on_written()
         return ops.linear(self._values(q_TF, weights, step, cache), weights.o)
+
+    def write(self, x_TD: Tensor, weights: AttentionWeights, rows: Rows, cache: LayerCache) -> Tensor:
+        """Writes the latents of all rows, which depend on `x_TD` alone. Returns what the queries are made of: low-rank
+        ones, or whole ones where the model has none."""
+        fused_TF = self.ops.linear(x_TD, weights.qkv_a)
+        kv_start = fused_TF.shape[1] - self.config.cache_width
+        self.ops.latent_write(
+            fused_TF[:, kv_start:], weights.kv_a_norm, LATENT_NORM_EPS, self.rope_P2R, rows, cache.slots_GKE
+        )
+        return fused_TF[:, :kv_start]
 
     def _values(self, q_TF: Tensor, weights: AttentionWeights, step: StepRows, cache: LayerCache) -> Tensor:
         """Attended values, heads side by side: [T, H·V]."""

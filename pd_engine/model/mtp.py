@@ -3,6 +3,9 @@
 Row i takes (h of position i-1, token i), stands at RoPE position i, writes slot i of its own cache component, and
 predicts token i+1. A slot so depends on the past only; slot 0 has no h before it, is zero, and is never attended.
 
+A slot holds what goes *into* the layer's attention, so it needs neither attention nor experts: rows that only have to
+be remembered, as those of a prompt, cost a small part of those that draft (`write_slots`).
+
 A second draft continues from the first: h is then this layer's own output after shared_head.norm, the choice of
 transformers and SGLang (vLLM chains before that norm; only acceptance can differ). Slots written from such states are
 approximate, and are written again from true states before any later row reads them.
@@ -17,6 +20,7 @@ from torch import Tensor
 from pd_engine.model.mla import LayerCache, StepRows
 from pd_engine.model.transformer import Transformer
 from pd_engine.model.weights import MtpWeights
+from pd_kernels.ops import Rows
 
 
 class Mtp:
@@ -41,10 +45,22 @@ class Mtp:
             ids_T: int64, token i of each row.
             previous_TD: h of position i-1 after the main model's final norm, or this function's own result for it.
         """
+        weights = self._weights
+        normed_TD, residual_TD = self._inputs(ids_T, previous_TD)
+        output_TD, residual_TD = self._main.block.run(normed_TD, residual_TD, weights.layer, step, cache, on_written)
+        return self._main.ops.add_rms_norm(
+            output_TD, residual_TD, weights.head_norm, self._main.config.rms_norm_eps
+        )[0]
+
+    def write_slots(self, ids_T: Tensor, previous_TD: Tensor, rows: Rows, cache: LayerCache) -> None:
+        """Writes the slots that `forward` writes, bit for bit, and nothing else."""
+        normed_TD, _ = self._inputs(ids_T, previous_TD)
+        self._main.block.mla.write(normed_TD, self._weights.layer.attention, rows, cache)
+
+    def _inputs(self, ids_T: Tensor, previous_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """(input_layernorm of the residual stream, residual stream) at the layer's beginning."""
         ops, weights, eps = self._main.ops, self._weights, self._main.config.rms_norm_eps
         embedded_TD = ops.embed(ids_T, self._main.weights.embedding_ZD)
         joined = ops.concat_norms(embedded_TD, weights.enorm, previous_TD, weights.hnorm, eps)
         residual_TD = ops.linear(joined, weights.eh_proj)
-        normed_TD = ops.rms_norm(residual_TD, weights.layer.input_norm, eps)
-        output_TD, residual_TD = self._main.block.run(normed_TD, residual_TD, weights.layer, step, cache, on_written)
-        return ops.add_rms_norm(output_TD, residual_TD, weights.head_norm, eps)[0]
+        return ops.rms_norm(residual_TD, weights.layer.input_norm, eps), residual_TD

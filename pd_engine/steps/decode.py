@@ -7,7 +7,7 @@ For a sequence of n tokens (the last one not computed yet) and k drafts:
 2. The main model runs over [token n-1, drafts] at positions n-1 .. n+k-1.
 3. Row j samples token n+j with that position's noise. Draft j is accepted exactly when it is equal to the token that
    row j samples, so the emitted tokens are those of plain decoding, whatever was drafted.
-4. The accepted rows' h wait for the next step's MTP rows.
+4. The accepted rows' h wait for the next step's MTP rows, or for `draft.catch_up` while no drafts are made.
 
 Rejected drafts leave no trace: slots n.. of the main layers and n.. of MTP's are written again, in the step that has
 the true token for them, before any row may read them.
@@ -27,15 +27,13 @@ from pd_engine.errors import Internal
 from pd_engine.model.mla import StepRows
 from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.sequence import FinishReason, SampledToken, Sequence
-from pd_engine.steps.draft import draft_tokens, num_wanted_drafts, pending_states
+from pd_engine.steps.draft import catch_up, draft_tokens, num_wanted_drafts, pending_states
 from pd_engine.steps.overflow import all_or_raise, finite_rows, overflow_error
 from pd_engine.steps.rows import Span, build_step
 from pd_engine.steps.sample import Place, sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft
 from pd_kernels.ops import Rows
 from pd_kernels.repeat import repeat
-
-MAX_WAITING_STATES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +94,7 @@ def try_decode_step(
     ):
         if tokens:
             _advance(sequence, tokens, hidden, len(drafted))
+    catch_up(engine, [sequence for sequence, drafted in zip(sequences, drafts, strict=True) if not drafted])
     return [
         DecodeOutput(
             tokens=tokens, num_drafted=len(drafted), num_accepted=len(tokens) - 1,
@@ -173,13 +172,12 @@ def _with_logprobs(
 def _advance(sequence: Sequence, tokens: Seq[SampledToken], hidden: Tensor, num_drafted: int) -> None:
     """Appends the emitted tokens, and keeps the h of the rows that they stand on for the MTP layer's next rows.
 
-    A sequence that does not speculate keeps only the last one; its MTP slots then end where they are. So does one whose
-    drafts have not paid for `MAX_WAITING_STATES` tokens: to catch up would cost more than is ever won back.
+    A sequence that does not speculate keeps only the last one; its MTP slots then end where they are.
     """
     new = hidden[: len(tokens)]
     if num_drafted:
         pending = new.clone()
-    elif sequence.speculate and can_draft(sequence) and len(pending_states(sequence)) < MAX_WAITING_STATES:
+    elif sequence.speculate and can_draft(sequence):
         pending = torch.cat([pending_states(sequence), new])
     else:
         pending = new[-1:].clone()

@@ -2,6 +2,9 @@
 
 For a sequence of n tokens whose MTP slots are final up to m: rows m .. n-1 take the waiting h of positions m-1 .. n-2,
 and the last of them drafts token n. Each further draft takes the state of the row before it.
+
+The rows before the last one are only to be remembered, which costs little (`Mtp.write_slots`). So a sequence that makes
+no drafts for a while is kept able to: its waiting states are turned into slots from time to time, and are never many.
 """
 
 from __future__ import annotations
@@ -16,9 +19,13 @@ from pd_engine.model.mla import StepRows
 from pd_engine.sequence import Sequence
 from pd_engine.steps.rows import Span, build_step, token_ids
 from pd_engine.steps.sample import Place, sample_rows
-from pd_engine.steps.state import can_draft
+from pd_engine.steps.state import can_draft, last_hidden
 from pd_kernels.ops import Rows
 from pd_kernels.repeat import repeat
+
+MAX_WAITING_STATES = 64   # of one sequence
+MANY_WAITING_STATES = 32  # enough of them at a time that a row costs little
+FEW_WAITING_STATES = 2    # drafting takes so many as they are: a second call would cost more than it saves
 
 
 def num_wanted_drafts(sequence: Sequence) -> int:
@@ -66,8 +73,52 @@ def _num_drafts(engine: Engine, sequence: Sequence) -> int:
     return max(0, min(num_wanted_drafts(sequence), engine.max_context_length - sequence.num_tokens - 1))
 
 
+def catch_up(engine: Engine, sequences: Seq[Sequence]) -> None:
+    """Turns waiting states of sequences that did not draft in this step into slots, all but the last one of each.
+
+    One in `MANY_WAITING_STATES` of them at a step, and one more, those with most first: so no step has much to do, even
+    if all have begun together, and no sequence comes to more than `MAX_WAITING_STATES`.
+    """
+    if engine.mtp is None:
+        return
+    many = [each for each in sequences if can_draft(each) and len(pending_states(each)) >= MANY_WAITING_STATES]
+    many.sort(key=lambda each: len(pending_states(each)), reverse=True)
+    at_once = 1 + len(sequences) // MANY_WAITING_STATES
+    due = [
+        each for place, each in enumerate(many)
+        if place < at_once or len(pending_states(each)) >= MAX_WAITING_STATES
+    ]
+    if due:
+        _write_waiting(engine, due)
+
+
+def let_go(sequences: Seq[Sequence]) -> None:
+    """In place of `catch_up`, before a step: those with many waiting states give them up, and never draft again."""
+    for sequence in sequences:
+        if can_draft(sequence) and len(pending_states(sequence)) >= MANY_WAITING_STATES - 1:
+            sequence.pending_hidden = last_hidden(sequence).clone()
+
+
+def _write_waiting(engine: Engine, sequences: Seq[Sequence]) -> None:
+    """The slots of all waiting states but the last, which goes on waiting: more than one of each."""
+    assert engine.mtp is not None
+    waiting = [pending_states(sequence) for sequence in sequences]
+    spans = [
+        Span(sequence=sequence, start=sequence.num_computed_mtp, count=len(states) - 1)
+        for sequence, states in zip(sequences, waiting, strict=True)
+    ]
+    rows = build_step(spans, engine.layout.block_size, engine.ops.device).rows
+    previous_TD = torch.cat([states[:-1] for states in waiting])
+    engine.mtp.write_slots(token_ids(spans, engine.ops.device), previous_TD, rows, engine.mtp_cache)
+    for sequence, states, span in zip(sequences, waiting, spans, strict=True):
+        sequence.num_computed_mtp = span.end
+        sequence.pending_hidden = states[-1:].clone()
+
+
 def _run_pending(engine: Engine, sequences: Seq[Sequence]) -> Tensor:
     """MTP over all waiting states; the state of each sequence's last row, [S, D]."""
+    if behind := [sequence for sequence in sequences if len(pending_states(sequence)) > FEW_WAITING_STATES]:
+        _write_waiting(engine, behind)
     spans = [
         Span(sequence=sequence, start=first, count=sequence.num_tokens - first)
         for sequence in sequences

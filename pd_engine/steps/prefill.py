@@ -1,4 +1,4 @@
-"""Prompt chunks: several sequences packed in one step, the main layers first and then the MTP layer."""
+"""Prompt chunks: several sequences packed in one step, the main layers first and then the slots of the MTP layer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def prefill_step(
     hidden_TD = engine.main.forward(token_ids(spans, engine.ops.device), step, engine.main_caches, on_written)
     hiddens = torch.split(hidden_TD, [span.count for span in spans])
     if engine.mtp is not None:
-        _run_mtp(engine, spans, hiddens, lambda: on_written(engine.mtp_component))
+        _write_mtp(engine, spans, hiddens)
+        on_written(engine.mtp_component)
     for span, hidden in zip(spans, hiddens, strict=True):
         span.sequence.num_computed = span.end
         span.sequence.pending_hidden = hidden[-1:].clone()
@@ -85,10 +86,8 @@ def try_sample_first(engine: Engine, sequences: Seq[Sequence]) -> list[SampledTo
     return outcomes
 
 
-def _run_mtp(
-    engine: Engine, spans: Seq[Span], hiddens: Seq[Tensor], on_written: Callable[[], None]
-) -> None:
-    """MTP rows for every position up to the chunk's end that has no MTP slot yet."""
+def _write_mtp(engine: Engine, spans: Seq[Span], hiddens: Seq[Tensor]) -> None:
+    """MTP slots of every position up to the chunk's end that has none yet."""
     assert engine.mtp is not None
     mtp_spans, previous = [], []
     for span, hidden in zip(spans, hiddens, strict=True):
@@ -107,14 +106,8 @@ def _run_mtp(
             previous.append(states[first - 1 - start : -1])
         sequence.num_computed_mtp = max(sequence.num_computed_mtp, span.end)
     if mtp_spans:
-        step = build_step(
-            mtp_spans, engine.layout.block_size, engine.ops.device, expand_prompts=engine.expand_prompts
-        )
-        engine.mtp.forward(
-            token_ids(mtp_spans, engine.ops.device), torch.cat(previous), step, engine.mtp_cache, on_written
-        )
-    else:
-        on_written()
+        rows = build_step(mtp_spans, engine.layout.block_size, engine.ops.device).rows
+        engine.mtp.write_slots(token_ids(mtp_spans, engine.ops.device), torch.cat(previous), rows, engine.mtp_cache)
 
 
 def _zero_first_slot(engine: Engine, sequence: Sequence) -> None:

@@ -11,8 +11,12 @@ import torch
 from pd_engine.engine import Engine
 from pd_engine.model.random_checkpoint import write_random_checkpoint
 from pd_engine.sequence import FinishReason
-from pd_engine.steps.decode import MAX_WAITING_STATES, decode_step, num_slots_needed
+from pd_engine.sequence import Sequence as Choice
+from pd_engine.steps import decode
+from pd_engine.steps.decode import decode_step, num_slots_needed
+from pd_engine.steps.draft import MAX_WAITING_STATES, draft_tokens, let_go, pending_states
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
+from pd_engine.steps.speculation import MAX_TRIAL_INTERVAL, SpeculationPolicy
 from pd_engine.steps.state import can_draft
 from support.engine_cases import all_hidden, load_engine, mtp_hidden, new_sequence, random_ids, release, release_all
 from support.engine_play import Answer, Player, Request, alone, together
@@ -119,14 +123,20 @@ def test_mtp_slots_are_true_after_each_step(engine: Engine) -> None:
     sample_first(engine, [sequence])
     while sequence.finish_reason() is None:
         decode_step(engine, [sequence])
+    assert sequence.num_computed_mtp > 30
+    assert_mtp_slots_are_true(engine, sequence)
+    release(engine, sequence)
+
+
+def assert_mtp_slots_are_true(engine: Engine, sequence: Choice) -> None:
+    """Those up to num_computed_mtp."""
     length = sequence.num_computed_mtp
     got = engine.arena.components[-1][sequence.block_ids].flatten(0, 1)[:length].clone()
     replay = new_sequence(engine, sequence.token_ids[:length], name="replay")
     mtp_hidden(engine, replay, all_hidden(engine, replay, [length]), [length - 1])
     want = engine.arena.components[-1][replay.block_ids].flatten(0, 1)[:length]
-    assert length > 30
     assert torch.equal(got[1:], want[1:])
-    release(engine, sequence, replay)
+    release(engine, replay)
 
 
 def test_drafts_stay_within_the_slots_that_are_asked_for(engine: Engine) -> None:
@@ -173,8 +183,8 @@ def test_decoding_without_drafts_ends_speculation(engine: Engine) -> None:
 
 
 def test_the_number_of_drafts_may_change_at_every_step(engine: Engine) -> None:
-    """Off for some steps and on again, the MTP layer catches up; off for too long, it is off for good."""
-    request = Request(prompt=tuple(random_ids(320, 12)), params=SEEDED | {"max_tokens": 200})
+    """Off for some steps and on again, the MTP layer catches up; off for long, it keeps up, with few states waiting."""
+    request = Request(prompt=tuple(random_ids(320, 12)), params=SEEDED | {"max_tokens": 300})
     want = [token.token_id for token in alone(engine, request).tokens]
     sequence = new_sequence(engine, request.prompt, speculate=8, **request.params)
     prefill_step(engine, [Chunk(sequence=sequence, num_tokens=12)])
@@ -183,14 +193,80 @@ def test_the_number_of_drafts_may_change_at_every_step(engine: Engine) -> None:
         before = sequence.num_drafted
         [output] = decode_step(engine, [sequence], limit)
         assert sequence.num_drafted - before == output.num_drafted == limit
-    while sequence.num_computed - sequence.num_computed_mtp < MAX_WAITING_STATES + 1:
+    for _ in range(2 * MAX_WAITING_STATES):
         decode_step(engine, [sequence], 0)
-    assert not can_draft(sequence)
+        assert can_draft(sequence)
+        assert len(pending_states(sequence)) <= MAX_WAITING_STATES
+    assert_mtp_slots_are_true(engine, sequence)
+    [output] = decode_step(engine, [sequence], 8)
+    assert output.num_drafted == 8
+    assert_mtp_slots_are_true(engine, sequence)
     while sequence.finish_reason() is None:
-        [output] = decode_step(engine, [sequence], 8)
-        assert output.num_drafted == 0
+        decode_step(engine, [sequence], 8)
     assert sequence.generated_ids == want
     assert sequence.num_accepted > 2
+    release(engine, sequence)
+
+
+def test_drafts_come_back_to_a_sequence_when_they_are_accepted_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence, its policy, and drafts that are wrong for longer than trials are ever apart."""
+    def wrong(engine: Engine, sequences: list[Choice], max_drafts: int) -> list[list[int]]:
+        return [[(token + 1) % 320 for token in tokens] for tokens in draft_tokens(engine, sequences, max_drafts)]
+
+    params = SEEDED | {"max_tokens": 900, "logprobs": None}
+    sequence = new_sequence(engine, random_ids(320, 12), speculate=1, **params)
+    prefill_step(engine, [Chunk(sequence=sequence, num_tokens=12)])
+    sample_first(engine, [sequence])
+    policy = SpeculationPolicy(1)
+
+    def num_drafted(num_steps: int) -> int:
+        before = sequence.num_drafted
+        for _ in range(num_steps):
+            [output] = decode_step(engine, [sequence], policy.choose(1))
+            policy.record(1, 1.0 + 0.3 * output.num_drafted, [output.num_drafted], [output.num_accepted])
+        return sequence.num_drafted - before
+
+    num_drafted(60)
+    assert num_drafted(20) > 10, "most are accepted"
+    monkeypatch.setattr(decode, "draft_tokens", wrong)
+    num_drafted(100)
+    assert num_drafted(200) < 30
+    monkeypatch.setattr(decode, "draft_tokens", draft_tokens)
+    num_drafted(MAX_TRIAL_INTERVAL // 2)
+    assert num_drafted(30) > 15, "it drafts again"
+    release(engine, sequence)
+
+
+def test_sequences_that_began_together_catch_up_one_after_the_other(engine: Engine) -> None:
+    sequences = [
+        new_sequence(engine, random_ids(320, 3, seed=number), name=f"s{number}", speculate=1, max_tokens=100)
+        for number in range(40)
+    ]
+    prefill_step(engine, [Chunk(sequence=sequence, num_tokens=3) for sequence in sequences])
+    sample_first(engine, sequences)
+    for _ in range(90):
+        before = [sequence.num_computed_mtp for sequence in sequences]
+        decode_step(engine, sequences, 0)
+        num_caught_up = sum(now.num_computed_mtp > then for now, then in zip(sequences, before, strict=True))
+        assert num_caught_up <= 2
+        assert max(len(pending_states(sequence)) for sequence in sequences) <= MAX_WAITING_STATES
+    assert all(can_draft(sequence) and sequence.num_computed_mtp > 3 for sequence in sequences)
+    release(engine, *sequences)
+
+
+def test_states_that_will_never_be_wanted_are_given_up(engine: Engine) -> None:
+    sequence = new_sequence(engine, random_ids(320, 12), speculate=1, max_tokens=60)
+    prefill_step(engine, [Chunk(sequence=sequence, num_tokens=12)])
+    sample_first(engine, [sequence])
+    for _ in range(50):
+        let_go([sequence])
+        decode_step(engine, [sequence], 0)
+    assert (can_draft(sequence), len(pending_states(sequence))) == (False, 1)
+    assert sequence.num_computed_mtp == 12, "nothing was computed for them"
+    [output] = decode_step(engine, [sequence], 1)
+    assert output.num_drafted == 0
     release(engine, sequence)
 
 
