@@ -73,6 +73,7 @@ def test_without_peers_for_people(model: Path) -> None:
     finished = run_command("bench", "engine", "--model", model, "--dtype", "bf16", "--peers", "none", *arguments)
     assert finished.code == 0, finished.stderr
     assert "outside the model" in finished.stdout
+    assert "what drafts are worth" in finished.stdout
     assert "round 1 of 1" in finished.stderr
 
 
@@ -151,6 +152,7 @@ def test_every_step_counts_into_its_parts(model: Path, ops: str, speculate: int)
     assert parts["num_model_calls"] >= 6 * (1 + speculate)
     assert answer["num_tokens"] == 2 * 6 + parts["num_accepted"]
     assert parts["num_drafted"] == (12 if speculate else 0)
+    assert ("verify_cpu_s" in parts) == ("draft_cpu_s" in parts) == bool(speculate)
     assert 0 < parts["model_s"] + parts["sampling_s"] <= answer["wall_s"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from pd_ops.bench.measured_process import Timed, repeated
 from pd_ops.bench.moving_cases import Shape, moving_cases, moving_row
 from pd_ops.bench.moving_sizes import NUM_PIECES, REGION_BYTES
 from pd_ops.bench.peers import PEERS, SCRIPTS, find_peers, parse_names
+from pd_ops.bench.speculation_rows import speculation_row
 from pd_ops.client import Completion
 from pd_ops.latency import StreamTiming
 
@@ -79,6 +81,25 @@ def test_a_step_is_taken_apart() -> None:
     assert made.model_share == pytest.approx(0.8)
     assert made.outside_share == pytest.approx(0.2)
     assert made.sampling_share == pytest.approx(0.05)
+
+
+def test_drafts_are_compared_with_what_their_parts_allow() -> None:
+    """Each round by itself: the second one had half the machine."""
+    parts = {"num_steps": 10.0, "num_drafted": 10.0, "num_accepted": 9.0}
+    drafting = [
+        sample(num_tokens=19, cpu_s=slow * 2.0, verify_cpu_s=slow * 1.2, draft_cpu_s=slow * 0.6, **parts)
+        for slow in (1.0, 2.0, 1.0)
+    ]
+    plain = [sample(num_tokens=10, cpu_s=slow * 1.5, num_steps=10.0) for slow in (1.0, 2.0, 1.0)]
+    kind: dict[str, Any] = {"model": "deep", "dtype": "bf16", "batch": 1, "speculate": 1, "clock": Clock.CPU}
+    made = speculation_row(drafting, plain, **kind)
+    assert made is not None
+    assert (made.acceptance, made.tokens_per_step) == (0.9, 1.9)
+    assert (made.plain_ms, made.verify_ms, made.draft_ms) == pytest.approx((150.0, 120.0, 60.0))
+    assert made.speedup == pytest.approx(1.9 * 1.5 / 2.0)
+    assert made.possible == pytest.approx(1.9 * 1.5 / 1.8)
+    assert made.share == pytest.approx(0.9)
+    assert speculation_row([sample(num_drafted=0.0)], plain[:1], **kind) is None
 
 
 def test_the_table_has_a_rate_and_a_ratio_for_each_peer() -> None:

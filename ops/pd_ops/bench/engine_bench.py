@@ -24,6 +24,7 @@ from pd_ops.bench.engine_rows import (
 )
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.peers import Peer
+from pd_ops.bench.speculation_rows import SpeculationRow, speculation_row
 
 GREEDY_PROMPT = tuple(range(10, 26))
 GREEDY_TOKENS = 24
@@ -61,6 +62,7 @@ class BenchResult:
 
     rows: list[Row] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
+    speculation: list[SpeculationRow] = field(default_factory=list)
     engines: list[Document] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -174,6 +176,12 @@ class EngineBench:
                 self._result.steps.append(step_row(
                     mine, model=subject.name, dtype=subject.dtype, batch=comparison.batch, speculate=speculate
                 ))
+            if speculate and (ours.name, 0) in samples:
+                drafts = speculation_row(
+                    mine, samples[ours.name, 0], model=subject.name, dtype=subject.dtype, batch=comparison.batch,
+                    speculate=speculate, clock=self._plan.clock,
+                )
+                self._result.speculation += [] if drafts is None else [drafts]
 
     def _fail(self, text: str) -> None:
         self._result.failures.append(text)

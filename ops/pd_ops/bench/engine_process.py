@@ -37,7 +37,7 @@ class EngineProcess:
         self._is_timed = False
         # A step calls the model itself, or repeats the ops that an earlier one has recorded.
         for owner, name in ((engine.main, "forward"), (engine.main, "logits"), (engine.mtp, "forward"),
-                            (decode, "repeat"), (draft, "repeat")):
+                            (engine.mtp, "write_slots"), (decode, "repeat"), (draft, "repeat")):
             if owner is not None:
                 self._time(owner, name, MODEL)
         self._time(engine.ops, "sample", SAMPLING)
@@ -87,9 +87,41 @@ class EngineProcess:
                 "num_accepted": float(sum(choice.num_accepted for choice in choices)),
             }
             num_tokens = sum(choice.num_tokens for choice in choices) - num_before
-            return Timed(num_tokens=num_tokens, wall_s=watch.wall_s, cpu_s=watch.cpu_s, parts=parts)
         finally:
             self._release(choices)
+        if speculate:
+            num_waiting = round(num_tokens / (num_steps * len(prompts)))  # states, that a step leaves to the next one
+            parts |= self._parts_alone(prompts, num_steps, speculate, num_waiting)
+        return Timed(num_tokens=num_tokens, wall_s=watch.wall_s, cpu_s=watch.cpu_s, parts=parts)
+
+    def _parts_alone(
+        self, prompts: Sequence[Sequence[int]], num_steps: int, speculate: int, num_waiting: int
+    ) -> dict[str, float]:
+        """The seconds of as many steps that verify drafts which cost nothing, and of drafts that nobody verifies."""
+        choices = self._choices(prompts, num_steps, speculate=speculate)
+        made = [[choice.token_ids[-1]] * speculate for choice in choices]
+        try:
+            for choice in choices:
+                self._read(choice)
+            for _ in range(num_waiting - 1):
+                decode.decode_step(self._engine, choices, 0)
+            states = [(choice.num_computed_mtp, choice.pending_hidden) for choice in choices]
+            with Stopwatch() as drafting:
+                for _ in range(num_steps):
+                    for choice, (num_computed_mtp, pending) in zip(choices, states, strict=True):
+                        choice.num_computed_mtp, choice.pending_hidden = num_computed_mtp, pending
+                    draft.draft_tokens(self._engine, choices, speculate)
+            setattr(decode, "draft_tokens", lambda engine, sequences, max_drafts: made)  # noqa: B010
+            with Stopwatch() as verifying:
+                for _ in range(num_steps):
+                    decode.decode_step(self._engine, choices)
+        finally:
+            setattr(decode, "draft_tokens", draft.draft_tokens)  # noqa: B010
+            self._release(choices)
+        return {
+            "draft_wall_s": drafting.wall_s, "draft_cpu_s": drafting.cpu_s, "verify_wall_s": verifying.wall_s,
+            "verify_cpu_s": verifying.cpu_s,
+        }
 
     def _choices(self, prompts: Sequence[Sequence[int]], num_steps: int, *, speculate: int) -> list[Choice]:
         """With blocks for all that so many steps can give."""

@@ -18,6 +18,7 @@ from pd_ops.bench.identity import identity, identity_text
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.models import MADE_NAMES, TINY_NAME, write_model
 from pd_ops.bench.peers import Missing, Peer, find_peers, parse_names
+from pd_ops.bench.speculation_rows import speculation_text
 from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
 from pd_ops.output import Interrupted, Output
@@ -115,6 +116,7 @@ def _engine_document(
         "engines": result.engines, "missing_peers": [{"name": one.name, "reason": one.reason} for one in missing],
         "failures": result.failures, "interrupted": interrupted,
         "rows": [row.to_json() for row in result.rows], "steps": [row.to_json() for row in result.steps],
+        "speculation": [row.to_json() for row in result.speculation],
     }
 
 
@@ -132,4 +134,7 @@ def _engine_text(document: Document, result: BenchResult) -> str:
         lines += ["", rows_text(result.rows)]
     if result.steps:
         lines += ["", "a decode step of ours", steps_text(result.steps)]
+    if result.speculation:
+        lines += ["", "what drafts are worth, beside what their parts measured alone allow",
+                  speculation_text(result.speculation)]
     return "\n".join(lines)
