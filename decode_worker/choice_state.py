@@ -84,7 +84,7 @@ class ChoiceRecord:
         block_ids: while it is prefilling or decoding, or the compute thread has not let go of them yet.
         num_generated: tokens so far, the emitted ones included.
         num_final_mtp: leading positions whose MTP slots are final.
-        place: among all of the worker, once its blocks are its own.
+        place: among all of the worker; a new one once its blocks are its own.
         begun_s: when it began to be computed here.
         num_held_blocks: of a prompt that is computed here, leading blocks that had their contents before.
         num_held_mtp_blocks: of these, leading ones that had MTP's too.

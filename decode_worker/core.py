@@ -74,7 +74,7 @@ class DecodeCore:
         )
         self.local = self.steps.local = LocalChoices(
             blocks=blocks, block_size=block_size, room=room, hub=hub, runner=runner, post=post, fail=self.ends.fail,
-            clock=clock,
+            check_room=lambda record: self._num_blocks_granted(record.spec, None, record.chain), clock=clock,
         )
         self._books_checked = False
         self.draining = False
@@ -104,11 +104,7 @@ class DecodeCore:
         if self.draining and known is None:
             raise Unavailable("this decode worker is draining")
         chain = self._blocks.chain(spec)
-        room = self.room.room_for(
-            spec, known, chain, list(self._book.begun.values()), projected_tokens=self._projected_tokens,
-            itl_ms=self.steps.itl_ms,
-        )
-        num_blocks = num_blocks_granted(spec.choice, room)
+        num_blocks = self._num_blocks_granted(spec, known, chain)
         if known is not None and known.state not in LEASED:
             self.ends.end(known)
         try:
@@ -120,11 +116,13 @@ class DecodeCore:
         if known is not None and known.state in LEASED:
             self.ends.taken_over(known)
         now_s = self._clock()
-        self._book.add(ChoiceRecord(
+        record = ChoiceRecord(
             spec=spec, num_blocks=num_blocks, lease_block_ids=lease.block_ids, chain=chain, heard_s=now_s,
             deadline_s=now_s + spec.deadline_ms / 1000 if spec.deadline_ms else None,
             num_generated=spec.choice.num_emitted_tokens,
-        ))
+        )
+        self.room.arrive(record, now_s)
+        self._book.add(record)
         self._hub.open(key, spec.router_id, spec.choice.num_emitted_tokens)
         self._books_checked = False
         return lease
@@ -255,7 +253,7 @@ class DecodeCore:
             return
         record.in_compute = True
         self._book.begin(record)
-        place = self.room.arrive(record)
+        place = self.room.arrive(record, self._clock())
         self._post(lambda: self._runner.add(sequence, place))
         self.steps.supply()
 
@@ -279,6 +277,16 @@ class DecodeCore:
             self.ends.end(record)
 
     # Small questions
+
+    def _num_blocks_granted(self, spec: ReserveSpec, known: ChoiceRecord | None, chain: Chain | None) -> int:
+        """Raises:
+        InvalidArgument, ResourceExhausted: as `reserve`.
+        """
+        room = self.room.room_for(
+            spec, known, chain, list(self._book.begun.values()), projected_tokens=self._projected_tokens,
+            itl_ms=self.steps.itl_ms,
+        )
+        return num_blocks_granted(spec.choice, room)
 
     def _lease(self, spec: ReserveSpec, num_blocks: int, chain: Chain | None) -> Lease:
         return self.destination.reserve(

@@ -31,6 +31,7 @@ class LocalChoices:
     Args:
         post: runs a command in the compute thread between two steps.
         fail: ends a choice.
+        check_room: raises ResourceExhausted where a choice would be given no lease now.
 
     `fetcher` is given after construction, as it reports to `fetched`.
 
@@ -42,7 +43,8 @@ class LocalChoices:
 
     def __init__(
         self, *, blocks: ChoiceBlocks, block_size: int, room: RoomKeeper, hub: TokensHub, runner: DecodeRunner,
-        post: Callable[[Callable[[], None]], None], fail: Callable[[ChoiceRecord, PdRelayError], None], clock: Clock,
+        post: Callable[[Callable[[], None]], None], fail: Callable[[ChoiceRecord, PdRelayError], None],
+        check_room: Callable[[ChoiceRecord], object], clock: Clock,
     ) -> None:
         self._blocks = blocks
         self._block_size = block_size
@@ -51,6 +53,7 @@ class LocalChoices:
         self._runner = runner
         self._post = post
         self._fail = fail
+        self._check_room = check_room
         self._clock = clock
         self._prompts: list[ChoiceRecord] = []  # and some that were
         self.tokens_per_s = Rate()
@@ -61,7 +64,7 @@ class LocalChoices:
         record.prompt_times = PromptTimes(arrived_s=now_s)
         self._blocks.kept(record, lease.block_ids, lease.num_held_blocks)
         self._prompts.append(record)
-        self._room.arrive(record)
+        self._room.arrive(record, now_s)
         wish = self._blocks.wish(record, holder)
         if wish is not None and self.fetcher.start(record, wish):
             record.move(ChoiceState.FETCHING)
@@ -70,10 +73,11 @@ class LocalChoices:
             self._compute(record)
 
     def fetched(self, record: ChoiceRecord) -> None:
-        """Its fetch has ended. If it failed, its blocks may not all be there again yet: then its router is to place it
-        anew, as where there is no room."""
+        """Its fetch has ended. If it failed, its blocks are not its own any more: it gets some if it would get a lease
+        now, so not while others wait to come back. Else its router is to place it anew, as if there is no room."""
         try:
             if not record.block_ids:
+                self._check_room(record)
                 self._blocks.take_again(record)
         except ResourceExhausted as error:
             self._fail(record, error)

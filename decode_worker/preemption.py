@@ -1,8 +1,8 @@
 """Who gets the next blocks, who leaves when there are none, and who comes back. Pure: a snapshot in, a plan out.
 
-Sequences are served in order of their places: the most urgent first, of one priority the oldest. One that finds no free
-block makes the last ones behind it leave; the first is never asked to, so it always goes on. One with nobody behind it
-waits where it is.
+Sequences are served in order of their places: the most urgent first, of one priority the one that is due first. One
+that finds no free block makes the last ones behind it leave; the first is never asked to, so it always goes on. One
+with nobody behind it waits where it is.
 
 Nobody comes back, and no new lease is granted, before all that run could go on for `QUIET_STEPS` steps; one that has
 come back stays for as many tokens. So every move pays for itself with tokens, and nothing goes in circles.

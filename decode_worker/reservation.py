@@ -23,7 +23,7 @@ class Room:
         num_free_blocks: free now, those of the journey's own earlier lease and cached ones that others hold included.
         num_blocks: all.
         num_spoken_for_blocks: of the free ones, that running sequences will want soon.
-        num_preempted: sequences that wait for room, in host memory or where they are.
+        num_preempted: sequences in host memory, or on their way there or back.
         projected_tokens: that a choice generates, as far as a grant goes; 0: all of its max_tokens.
         min_remaining_tokens: the least that a running sequence may still generate; None if none runs.
         itl_ms: between two tokens of a sequence; 0: not yet measured.

@@ -31,6 +31,7 @@ from decode_worker.scheduler import Place
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.chain import Chain
 from pd_engine.cache.layout import CacheLayout
+from pd_engine.priority import due_s
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +74,12 @@ class RoomKeeper:
         """Of the host tier, taken or about to be."""
         return self._num_host_blocks_taken * self._layout.block_bytes
 
-    def arrive(self, record: ChoiceRecord) -> Place:
-        """It is handed over. Returns its place among all."""
-        record.place = Place(record.spec.priority, next(self._arrivals), record.deadline_s)
+    def arrive(self, record: ChoiceRecord, now_s: float) -> Place:
+        """It has come, with a lease, and again when its blocks are its own. Returns its place among all."""
+        record.place = Place(
+            priority=record.spec.priority, due_s=due_s(now_s, record.deadline_s), arrival=next(self._arrivals),
+            deadline_s=record.deadline_s,
+        )
         return record.place
 
     def room_for(

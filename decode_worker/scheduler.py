@@ -11,14 +11,17 @@ from pd_engine.priority import DEFAULT_PRIORITY
 
 @dataclass(frozen=True, order=True, slots=True)
 class Place:
-    """Of a sequence among all of its worker: the most urgent first, and of one priority the oldest.
+    """Of a sequence among all of its worker: the most urgent first, and of one priority the one that is due first
+    (`priority.due_s`), so without deadlines the oldest. It never changes: there is always one that nobody comes before,
+    and who is due later than all others cannot stay behind newcomers for ever.
 
     Attributes:
+        due_s, deadline_s: on the worker's clock; no deadline: None.
         arrival: a number that only ever grows.
-        deadline_s: on the worker's clock; None: none.
     """
 
     priority: int = DEFAULT_PRIORITY
+    due_s: float = 0.0
     arrival: int = 0
     deadline_s: float | None = field(default=None, compare=False)
 

@@ -71,7 +71,7 @@ class StepResults:
         """Finds sequences their next blocks; who is to be given up for others is placed again by its router."""
         while given_up := self._room.supply(
             sorted(self._book.begun.values(), key=lambda record: record.place),
-            sorted(self._book.open(), key=lambda record: record.spec.priority),  # stable: the newest last
+            sorted(self._book.open(), key=lambda record: record.place),
         ):
             for record in given_up:
                 log.warning("%s is given up for want of room", record.name)

@@ -114,7 +114,8 @@ class PromptBlocks:
             )
 
     def num_cached_tokens(self, job: Job) -> int:
-        """Prompt tokens that were not computed for it."""
+        """Prompt tokens that were cached, here or at the worker that they were fetched from. At most the last one of
+        these was computed again, for its state (`take_cached`); all other prompt tokens were computed."""
         return min(job.num_cached_blocks * self._block_size, job.spec.choice.num_prompt_tokens)
 
     def release(self, job: Job) -> None:

@@ -69,7 +69,7 @@ class FirstTokenAnswer:
     index: of the token among the generated ones.
     finish_reason: "stop" or "length" if it ends the choice, else empty.
     stop_reason: the stop token's id in decimal, else empty.
-    num_cached_tokens: of the prompt, that were not computed for it.
+    num_cached_tokens: of the prompt, that were cached (`PromptBlocks.num_cached_tokens`).
     times: where it spent its time here.
     """
 

@@ -47,7 +47,7 @@ def test_the_newest_leave_until_there_is_room() -> None:
 
 
 def ranked(name: str, priority: int, arrival: int, **changes: Any) -> Resident:
-    return resident(arrival, name=name, place=Place(priority, arrival), **changes)
+    return resident(arrival, name=name, place=Place(priority=priority, arrival=arrival), **changes)
 
 
 def test_the_newest_of_the_least_urgent_leave_first() -> None:
@@ -60,7 +60,7 @@ def test_the_newest_of_the_least_urgent_leave_first() -> None:
 
 def test_the_most_urgent_comes_back_first() -> None:
     urgent = Away(
-        name="urgent", place=Place(-1, 9), num_shared_blocks=0, num_wanted_blocks=4, num_quiet_blocks=6
+        name="urgent", place=Place(priority=-1, arrival=9), num_shared_blocks=0, num_wanted_blocks=4, num_quiet_blocks=6
     )
     plan = make_plan(snapshot(resident(1), resident(2), free=7, away=[urgent, away(0)], max_batch=2))
     assert plan.come_back == {"urgent": 6}, "before those that run"

@@ -153,7 +153,7 @@ def test_one_that_waits_for_blocks_leaves_its_place_to_another() -> None:
 def test_the_most_urgent_have_the_places_and_of_one_priority_the_oldest() -> None:
     batch = Batch(2)
     for arrival, (name, priority) in enumerate((("a", 0), ("b", 1), ("c", 0), ("d", -1))):
-        batch.join(name, Place(priority, arrival))
+        batch.join(name, Place(priority=priority, arrival=arrival))
     assert batch.next_step() == ["d", "a"]
     batch.leave(["d"])
     assert batch.next_step() == ["a", "c"]

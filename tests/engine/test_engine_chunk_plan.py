@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_engine.chunk_plan import ChunkPlan, Remaining, plan_chunks
-from pd_engine.priority import SECONDS_A_LEVEL, Turn
+from pd_engine.priority import NEAR_DEADLINE_S, SECONDS_A_LEVEL, Turn, due_s
 
 prompt_lengths = st.lists(st.integers(1, 2_000), min_size=1, max_size=12)
 
@@ -78,6 +79,37 @@ def test_who_waits_is_passed_for_a_bounded_time(ours: int, theirs: int, arrived_
     if other.rank < mine.rank:
         assert theirs < ours
         assert later_s <= SECONDS_A_LEVEL * (ours - theirs)
+
+
+left_s = st.one_of(st.none(), st.floats(0, 1e4))
+
+
+@settings(deadline=None)
+@given(left_s, left_s, st.integers(-1_000, 1_000), st.floats(0, 1e5), st.floats(0, 1e5))
+def test_deadlines_order_those_of_one_level_for_a_bounded_time(
+    ours: float | None, theirs: float | None, priority: int, arrived_s: float, later_s: float
+) -> None:
+    """Whoever has the earlier deadline goes first, of those that came together and of near ones; and who waits is not
+    passed for ever, nor by a less urgent one that came with it."""
+    def turn(level: int, came_s: float, left: float | None) -> Turn:
+        return Turn(priority=level, arrived_s=came_s, deadline_s=None if left is None else came_s + left)
+
+    mine, other = turn(priority, arrived_s, ours), turn(priority, arrived_s + later_s, theirs)
+    if other.rank < mine.rank:
+        assert theirs is not None
+        assert later_s <= SECONDS_A_LEVEL
+    together = turn(priority, arrived_s, theirs)
+    if ours is not None and (theirs is None or theirs > 1.01 * ours + 0.01) and ours < 600:
+        assert mine.rank < together.rank
+    if ours is not None and theirs is not None and max(ours, theirs) <= NEAR_DEADLINE_S:
+        assert (mine.deadline_s or 0) - (other.deadline_s or 0) == pytest.approx(mine.rank - other.rank, abs=1e-6)
+    assert together.rank <= turn(priority + 1, arrived_s, ours).rank
+
+
+def test_a_farther_deadline_counts_for_less() -> None:
+    assert [round(due_s(100.0, deadline_s) - 100, 2) for deadline_s in (90.0, 104.0, 109.0, 120.0, 700.0, None)] == [
+        0.0, 4.0, 9.0, 9.55, 9.98, 10.0
+    ]
 
 
 def test_of_one_level_who_came_first_and_of_one_time_the_lower_number() -> None:

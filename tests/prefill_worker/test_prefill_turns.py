@@ -48,6 +48,20 @@ def test_a_more_urgent_prompt_overtakes_one_that_has_begun() -> None:
     assert done == ["urgent", "usual"]
 
 
+def test_an_earlier_deadline_goes_first_and_a_short_prompt_has_its_part_all_the_same() -> None:
+    runner = Counting(chunk_tokens=40)
+    runner.add(prompt("patient"), None, Turn(arrived_s=0.0, deadline_s=600.0))
+    runner.add(prompt("pressed"), None, Turn(arrived_s=1.0, deadline_s=4.0))
+    runner.add(prompt("plain"), None, Turn(arrived_s=2.0))
+    short = prompt("short")
+    short.num_computed = 90
+    runner.add(short, None, Turn(arrived_s=3.0))
+    runner.step()
+    runner.step()
+    assert runner.chunks[0] == [("pressed", 20), ("patient", 10), ("short", 10)]
+    assert runner.chunks[1][0] == ("pressed", 20)
+
+
 def test_what_is_overdue_is_ended_before_more_of_it_is_computed() -> None:
     runner = Counting(chunk_tokens=40)
     runner.add(prompt("late"), None, Turn(deadline_s=5.0))

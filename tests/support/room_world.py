@@ -77,6 +77,7 @@ class Request:
     cancel_round: int | None
     priority: int = 0
     is_local: bool = False
+    deadline_ms: int = 0
     attempt: int = 0
     token_ids: list[int] = field(default_factory=list)
     is_placed: bool = False
@@ -156,7 +157,7 @@ class World:
             if not request.has_ended:
                 request.attempt += 1
                 try:
-                    self.core.reserve(_spec(request))
+                    self.core.reserve(spec_of(request))
                 except ResourceExhausted:
                     return
                 if not request.is_local:
@@ -233,15 +234,15 @@ class World:
             assert record.num_moves <= allowed, f"{record.name} was moved {record.num_moves} times"
 
 
-def _spec(request: Request) -> ReserveSpec:
+def spec_of(request: Request) -> ReserveSpec:
     params = SamplingParams(temperature=0.0, top_p=1.0, top_k=-1, seed=0, max_tokens=request.max_tokens)
     choice = Choice(
         token_ids=(*request.prompt, *request.token_ids), num_prompt_tokens=len(request.prompt), params=params,
         ending_ids=frozenset(), speculate=request.speculate,
     )
     return ReserveSpec(
-        key=request.key, router_id="router", choice=choice, deadline_ms=0, report_block_checksums=False,
-        bypass_prefix_cache=False, cache_salt="", priority=request.priority,
+        key=request.key, router_id="router", choice=choice, deadline_ms=request.deadline_ms,
+        report_block_checksums=False, bypass_prefix_cache=False, cache_salt="", priority=request.priority,
     )
 
 
