@@ -117,7 +117,7 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                sock = await _reach(address)
+                sock = await reach(address)
                 try:
                     await greet(sock, secret=secret, epoch=epoch, token=token)
                     return sock
@@ -137,7 +137,7 @@ async def connect(
         raise Unavailable(f"the source cannot be reached: {error.strerror}") from None
 
 
-async def _reach(address: str | tuple[str, int]) -> socket.socket:
+async def reach(address: str | tuple[str, int]) -> socket.socket:
     """A connected non-blocking socket.
 
     Raises:

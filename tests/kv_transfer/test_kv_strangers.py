@@ -12,7 +12,8 @@ import socket
 
 import pytest
 
-from kv_transfer.transports.handshake import admit, connect
+from kv_transfer.transports import listener
+from kv_transfer.transports.handshake import admit, connect, reach
 from kv_transfer.transports.listener import ACCEPTS_A_TURN, MAX_HANDSHAKES, Listener
 from pd_engine.errors import Unavailable
 from support.handoffs import SECRET
@@ -21,6 +22,7 @@ from support.transport_cases import EPOCH, TIMEOUT_S, Pair, transport_pair
 
 Address = str | tuple[str, int]
 KINDS = ("shared_memory", "tcp")
+LONG_S = 1_000.0
 
 
 def address_of(pair: Pair) -> Address:
@@ -51,12 +53,12 @@ async def come_in(pair: Pair) -> socket.socket:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_crowd_takes_a_bounded_part_of_each_turn_and_of_the_places(kind: str) -> None:
     async with transport_pair(kind) as pair:
-        listener = listener_of(pair)
+        port = listener_of(pair)
         crowd = [stranger(address_of(pair)) for _ in range(10 * ACCEPTS_A_TURN)]
         num_places = [0]
         for _ in range(20):
             await asyncio.sleep(0)
-            num_places.append(len(listener._handshakes))
+            num_places.append(len(port._handshakes))
         assert max(num_places) == MAX_HANDSHAKES
         assert max(after - before for before, after in itertools.pairwise(num_places)) <= ACCEPTS_A_TURN
         for sock in crowd:
@@ -82,6 +84,34 @@ async def test_a_puller_gets_in_beside_strangers_that_come_in_every_turn(kind: s
             sock.close()
 
 
+@pytest.mark.parametrize("patience_s", [0.0, LONG_S])
+async def test_of_one_too_many_the_oldest_goes_if_it_has_had_its_time(
+    patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", LONG_S)
+    async with transport_pair("tcp") as pair:
+        first, *crowd, last = [await speak_to(pair) for _ in range(MAX_HANDSHAKES + 1)]
+        goes, stays = (first, last) if patience_s == 0 else (last, first)
+        assert b"" in (await hear(goes), await hear(goes)), "the source may have spoken before"
+        assert await hear(stays) != b""
+        for _, writer in (first, *crowd, last):
+            writer.transport.abort()
+
+
+async def speak_to(pair: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    metadata = pair.source.metadata()
+    return await asyncio.open_connection(metadata["host"], metadata["port"])
+
+
+async def hear(stranger: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """What the source says; empty: it has hung up."""
+    try:
+        return await stranger[0].read(1 << 10)
+    except ConnectionError:
+        return b""
+
+
 async def test_who_has_gone_or_speaks_first_takes_no_place() -> None:
     async with transport_pair("shared_memory") as pair:
         gone, speaks_first = stranger(address_of(pair)), stranger(address_of(pair))
@@ -96,23 +126,18 @@ async def test_who_has_gone_or_speaks_first_takes_no_place() -> None:
 async def test_a_puller_waits_before_a_full_queue() -> None:
     """A unix socket's connect is not under way then, although event loops take it so."""
     path = f"pd-relay-test-{secrets.token_hex(8)}"
-    token = secrets.token_hex(16)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind("\0" + path)
         server.listen(0)
         queue = [stranger(path)]
-        coming = asyncio.create_task(connect(path, secret=SECRET, epoch=EPOCH, token=token, timeout_s=TIMEOUT_S))
+        coming = asyncio.create_task(reach(path))
         for _ in range(5):
             await asyncio.sleep(0.001)
         assert not coming.done()
         for sock in (server.accept()[0], *queue):
             sock.close()
-        server.settimeout(TIMEOUT_S)
-        puller, _ = await asyncio.to_thread(server.accept)
-        with puller:
-            puller.setblocking(False)
-            assert await admit(puller, secret=SECRET, epoch=EPOCH, authorize=lambda token: frozenset()) == token
-            (await coming).close()
+        with await coming as puller:
+            assert puller.getpeername() == b"\0" + path.encode()
 
 
 @pytest.mark.parametrize("num_hang_ups", [2, 1_000])
@@ -143,10 +168,17 @@ async def test_a_puller_that_was_hung_up_on_comes_again(num_hang_ups: int) -> No
 async def test_garbage_of_an_admitted_puller_ends_its_connection(kind: str) -> None:
     async with transport_pair(kind) as pair:
         with await come_in(pair) as puller:
-            puller.setblocking(True)
-            with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
-                await asyncio.to_thread(lambda: [puller.sendall(bytes(1 << 16)) for _ in range(1 << 10)])
+            puller.settimeout(TIMEOUT_S)
+            await asyncio.to_thread(talk_until_hung_up_on, puller)
         await until(lambda: not listener_of(pair)._pullers)
+
+
+def talk_until_hung_up_on(puller: socket.socket) -> None:
+    """Raises: TimeoutError: nobody hangs up."""
+    with contextlib.suppress(ConnectionError):
+        puller.sendall(bytes(1 << 18))
+        while puller.recv(1 << 16):
+            pass
 
 
 @pytest.mark.parametrize("kind", ["shared_memory", "fake nixl"])
