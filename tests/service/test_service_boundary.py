@@ -136,7 +136,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0
 LIMITS = ("grpc.server_handshake_timeout_ms", "grpc.http2.settings_timeout", "grpc.max_connection_idle_ms")
 
 
-@pytest.mark.parametrize(("words", "option"), zip((b"", PREFACE, PREFACE), LIMITS, strict=True), ids=LIMITS)
+@pytest.mark.parametrize(("words", "option"), list(zip((b"", PREFACE, PREFACE), LIMITS, strict=True)), ids=LIMITS)
 async def test_a_stranger_that_says_nothing_more_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch, words: bytes, option: str
 ) -> None:
