@@ -19,7 +19,7 @@ from pd_engine.cache.layout import CacheLayout
 from pd_engine.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pd_engine.fingerprint import engine_fingerprint
 from pd_engine.model.checkpoint import check_tensors, checkpoint_dtype, stored_tensors
-from pd_engine.model.config import ModelConfig, cache_layout
+from pd_engine.model.config import ModelConfig, cache_layout, check_latent_dtype
 from pd_engine.model.mla import LayerCache
 from pd_engine.model.mtp import Mtp
 from pd_engine.model.rope import rope_table_bytes
@@ -32,7 +32,7 @@ from pd_kernels.ops import Ops
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
-Dtype = Literal["bf16", "fp32"]
+Dtype = Literal["bf16", "fp16", "fp32"]
 
 
 class Engine:
@@ -57,7 +57,7 @@ class Engine:
         self.load_seconds = load_seconds
         self.arena = Arena(layout, num_blocks) if ops.is_on_host else DeviceArena(layout, num_blocks, ops.device)
         self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
-        self.main = Transformer(config, weights, ops, num_positions=max_context_length)
+        self.main = Transformer(config, weights, ops, num_positions=max_context_length, dtype=dtype)
         self.mtp = Mtp(self.main, weights.mtp) if weights.mtp is not None else None
         caches = [
             LayerCache(slots_GKE=slots, first_position=component.first_position)
@@ -111,12 +111,13 @@ class Engine:
         with_mtp = max_speculate > 0 and config.has_mtp
         check_tensors(config, stored, with_mtp=with_mtp)
         dtype = checkpoint_dtype(config, stored) if settings.dtype == "auto" else settings.dtype
+        check_latent_dtype(config, dtype, settings.latent_dtype)
         latent_dtype = dtype if settings.latent_dtype == "auto" else settings.latent_dtype
         layout = cache_layout(config, latent_dtype, settings.block_size, with_mtp)
         num_blocks = _num_blocks(layout, settings)
         max_context_length = _context_length(config, settings)
         _, num_weight_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)
-        ops = _load_ops(settings)
+        ops = _load_ops(settings, dtype)
         computing = {"weights": num_weight_bytes, "cache": num_blocks * layout.block_bytes}
         _check_device_memory(ops.device, sum(computing.values()))
         _check_memory({
@@ -187,9 +188,9 @@ def _check_device_memory(device: torch.device, num_bytes: int) -> None:
         )
 
 
-def _load_ops(settings: EngineSettings) -> Ops:
+def _load_ops(settings: EngineSettings, dtype: Dtype) -> Ops:
     try:
-        return load_ops(settings.ops, device=settings.device, threads=settings.threads)
+        return load_ops(settings.ops, device=settings.device, threads=settings.threads, dtype=dtype)
     except (OpsUnavailable, OSError) as error:  # OSError: of a library that cannot be used, as after an update
         what = "engine.ops: " + settings.ops if settings.device == "cpu" else "engine.device: " + settings.device
         raise FailedPrecondition(f"settings: {what}: {error}") from None

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pd_engine.cache.layout import DTYPE_BYTES
-from pd_engine.model.config import ModelConfig, cache_layout
+from pd_engine.model.config import ModelConfig, cache_layout, check_latent_dtype
+from pd_engine.model.fp16_guard import fp16_guard
 
 PrefillForm = Literal["absorbed", "expanded"]
 FP32_BYTES = 4
@@ -44,10 +45,15 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """All stages in order, and their totals over all layers. MTP is counted apart from the main model."""
+    """All stages in order, and their totals over all layers. MTP is counted apart from the main model.
+
+    Attributes:
+        residual_factor: how much smaller than the model's own the residual stream is kept: 1 but in fp16.
+    """
 
     num_tokens: int
     dtype: str
+    residual_factor: float
     weight_format: str
     prefill_form: PrefillForm
     stages: tuple[Stage, ...]
@@ -79,13 +85,14 @@ def explain_model(
 
     Args:
         num_tokens: N, the length of the prompt, and the context at which a token is decoded.
-        dtype: the engine's, "bf16" or "fp32".
+        dtype: the engine's, "bf16", "fp16" or "fp32".
         prefill_form, latent_dtype: as in the settings; decoding is always absorbed.
 
     Raises:
         InvalidArgument: the checkpoint's latents cannot be kept in that dtype.
     """
     assert num_tokens >= 1, num_tokens
+    check_latent_dtype(config, dtype, latent_dtype)
     work = _Work(config, num_tokens, dtype, prefill_form)
     main = tuple(work.main())
     mtp = tuple(work.mtp()) if config.has_mtp else ()
@@ -93,6 +100,7 @@ def explain_model(
     return Explanation(
         num_tokens=num_tokens,
         dtype=dtype,
+        residual_factor=fp16_guard(config, dtype).factor,
         weight_format=config.weight_format,
         prefill_form=prefill_form,
         stages=main + mtp,

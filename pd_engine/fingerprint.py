@@ -3,7 +3,7 @@
 It stands at the head of every block hash, and a handoff between unequal ones is refused. It covers
 
 - the weights (below) and the fields of config.json that change the arithmetic;
-- the storage dtype, and the form in which prompt positions attend (`prefill_form`);
+- the storage dtype, with how fp16 is guarded, and the form in which prompt positions attend (`prefill_form`);
 - how FP8 weights take part in products, for checkpoints that have them;
 - the latent format: the components of a block with their widths, and the layout's version;
 - the numerics of the ops: their build and the instruction set, as `Ops.numerics` names them.
@@ -27,6 +27,7 @@ from typing import BinaryIO
 
 from pd_engine.cache.layout import CacheLayout
 from pd_engine.errors import FailedPrecondition
+from pd_engine.model import fp16_guard
 from pd_engine.model.checkpoint import weight_files
 from pd_engine.model.config import ModelConfig
 
@@ -56,6 +57,7 @@ def engine_fingerprint(
         "config": config.model_dump(mode="json", exclude={"max_position_embeddings", "dtype"}),
         "dtype": dtype,
         "fp8_weights": FP8_WEIGHTS if config.weight_format == "fp8" else None,
+        **({"fp16_guard": fp16_guard.VERSION} if dtype == "fp16" else {}),
         "prefill_form": prefill_form,
         "latent_format": FP8_LATENT_FORMAT if layout.has_fp8 else LATENT_FORMAT,
         "layout_version": layout.version,

@@ -28,7 +28,10 @@ class Section(BaseModel):
 class EngineSettings(Section):
     """Model, numerics and cache of a worker, and of `pd-relay generate`."""
 
-    dtype: Literal["auto", "bf16", "fp32"] = Field("auto", description="storage dtype; auto: the checkpoint's")
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto", description="storage dtype; auto: the checkpoint's; fp16: with a residual stream that is kept smaller, "
+        "and on CPUs by the reference ops only"
+    )
     latent_dtype: Literal["auto", "fp8"] = Field(
         "auto", description="of the cache; auto: the storage dtype; fp8: 656 bytes a token and layer instead of 1,152"
     )

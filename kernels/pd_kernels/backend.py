@@ -17,40 +17,46 @@ log = logging.getLogger(__name__)
 
 OpsName = Literal["auto", "cpu", "reference", "triton"]
 DeviceName = Literal["cpu", "cuda"]
+DtypeName = Literal["bf16", "fp16", "fp32"]
 
 
 class OpsUnavailable(RuntimeError):
     """The implementation that was asked for by name cannot run here; the message says why."""
 
 
-def load_ops(name: OpsName, *, threads: int, device: DeviceName = "cpu") -> Ops:
+def load_ops(name: OpsName, *, threads: int, device: DeviceName = "cpu", dtype: DtypeName = "bf16") -> Ops:
     """The ops of this process; the choice is logged.
 
     Args:
         name: "reference" is torch; "cpu" the compiled ops, of the best instruction set that this CPU has; "triton" the
-            GPU's; "auto" those on a GPU, else the compiled ones if they are built, else the reference.
+            GPU's; "auto" those on a GPU, else the compiled ones if they are built and have `dtype`, else the reference.
         threads: compute threads. Torch is given as many for the reference, and one beside the others.
+        dtype: in which weights and activations will be stored. The compiled ops have no fp16.
 
     Raises:
-        OpsUnavailable: what was asked for is not built, not installed, or not of this device.
+        OpsUnavailable: what was asked for is not built, not installed, not of this device, or does not have the dtype.
     """
     if device == "cuda" or name == "triton":
         return _load_triton(name, device)
     isas = usable_isas()
+    has_dtype = dtype != "fp16"
+    if name == "cpu" and not has_dtype:
+        raise OpsUnavailable("the compiled CPU ops compute in bf16 and fp32; 'reference', or 'auto', does in fp16 too")
     if name == "cpu" and not isas:
         raise OpsUnavailable(
             f"the compiled CPU ops are not built for this CPU in {library_directory()}; `python -m pd_kernels.build` "
             "builds them where there is a C++ compiler"
         )
     ops: Ops
-    if name == "reference" or not isas:
+    if name == "reference" or not isas or not has_dtype:
         torch.set_num_threads(threads)
         ops = ReferenceOps()
     else:
         torch.set_num_threads(1)
         ops = CpuOps(isas[-1], threads=threads)
-    unbuilt = " because no compiled ops are built" if name == "auto" and not isas else ""
-    log.info("ops: %s%s (%s)", ops.name, unbuilt, ops.numerics)
+    missing = "no compiled ops are built" if not isas else "the compiled ops have no fp16" if not has_dtype else None
+    reason = f" because {missing}" if name == "auto" and missing else ""
+    log.info("ops: %s%s (%s)", ops.name, reason, ops.numerics)
     return ops
 
 

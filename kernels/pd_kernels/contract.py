@@ -20,7 +20,7 @@ MAX_NUMBERS = 2**31 - 1  # of activations in one call: kernels count them in 32 
 
 Shape = tuple[int, ...]
 Dtypes = frozenset[torch.dtype]
-STORAGE: Dtypes = frozenset({torch.bfloat16, torch.float32})
+STORAGE: Dtypes = frozenset({torch.bfloat16, torch.float16, torch.float32})
 FLOAT32: Dtypes = frozenset({torch.float32})
 INT32: Dtypes = frozenset({torch.int32})
 INT64: Dtypes = frozenset({torch.int64})

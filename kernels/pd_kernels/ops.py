@@ -78,7 +78,7 @@ class SamplingRows:
 
 
 class Ops(Protocol):
-    """One implementation of all ops. Storage dtypes: bfloat16 and float32.
+    """One implementation of all ops. Storage dtypes: bfloat16, float32 and, but for the compiled CPU ops, float16.
 
     A `Weight` is a tensor in the storage dtype or an `Fp8Matrix`. A cache of uint8 holds FP8 slots
     (pd_kernels.latent_fp8), and its last dim is their bytes; else a cache has the storage dtype and E numbers a slot.
@@ -120,8 +120,10 @@ class Ops(Protocol):
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """y = w · x / sqrt(mean(x²) + eps), rounded once."""
 
-    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(y_TD, sum_TD): sum = residual + x rounded to the dtype, y = rms_norm(sum)."""
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *, x_scale: float = 1.0,
+                     residual_scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        """(y_TD, sum_TD): sum = residual_scale · residual + x_scale · x rounded to the dtype, y = rms_norm(sum). Scales
+        other than 1 are for fp16."""
 
     def linear(self, x_TD: Tensor, weight: Packed, *, out_dtype: torch.dtype | None = None) -> Tensor:
         """x W^T: y_TM in `out_dtype`, the dtype of x by default; the head asks for float32."""
@@ -153,8 +155,10 @@ class Ops(Protocol):
     def moe_gate(self, x_TD: Tensor, weight: Packed, bias_X: Tensor, config: GateConfig) -> tuple[Tensor, Tensor]:
         """(weights_TK float32, experts_TK int32), best first, ties to the lowest index."""
 
-    def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Packed) -> Tensor:
-        """Σ_k weights[k]·Expert(x), summed in rank order, + Shared(x): y_TD, rounded once at the end."""
+    def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Packed, *,
+                    shared_scale: float = 1.0) -> Tensor:
+        """Σ_k weights[k]·Expert(x), summed in rank order, + shared_scale·Shared(x): y_TD, rounded once at the end.
+        Another scale than 1 is for fp16."""
 
     def swiglu(self, x_TD: Tensor, gate_up: Packed, down: Packed) -> Tensor:
         """down(silu(gate x) · up x): the dense MLP. The product is rounded to the dtype of x before `down`."""

@@ -71,9 +71,11 @@ class ReferenceOps:
         contract.rms_norm(x_TD, weight_D, DEVICE)
         return rms_norm.rms_norm(x_TD, weight_D, eps)
 
-    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *, x_scale: float = 1.0,
+                     residual_scale: float = 1.0) -> tuple[Tensor, Tensor]:
         contract.add_rms_norm(x_TD, residual_TD, weight_D, DEVICE)
-        return rms_norm.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return rms_norm.add_rms_norm(
+            x_TD, residual_TD, weight_D, eps, x_scale=x_scale, residual_scale=residual_scale)
 
     def linear(self, x_TD: Tensor, weight: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
         contract.linear(x_TD, weight.shape[1], out_dtype, DEVICE)
@@ -116,10 +118,11 @@ class ReferenceOps:
         return moe_gate.moe_gate(x_TD, weight, bias_X, config, self._min_rows)
 
     def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor,
-                    experts: moe_experts.Experts) -> Tensor:
+                    experts: moe_experts.Experts, *, shared_scale: float = 1.0) -> Tensor:
         contract.moe_experts(x_TD, weights_TK, experts_TK, experts.down_XDI.shape[1], DEVICE)
         index_ranges.check_experts(experts_TK, experts.down_XDI.shape[0])
-        return moe_experts.moe_experts(x_TD, weights_TK, experts_TK, experts, self._min_rows)
+        return moe_experts.moe_experts(
+            x_TD, weights_TK, experts_TK, experts, self._min_rows, shared_scale=shared_scale)
 
     def swiglu(self, x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         contract.swiglu(x_TD, gate_up.shape, down.shape, DEVICE)

@@ -1,9 +1,9 @@
 """How far an implementation may be from the reference: one table, by op and storage dtype.
 
 Both sides round once from fp32 results that differ by the order of their sums alone. So a float32 result may be off
-by a few ulp of the largest term (`relative` to the largest magnitude of the result), and a bfloat16 result by that
-and one rounding (2^-8 relative). Ops that round an intermediate (the product before `down`) may amplify one flipped
-rounding of it. Nothing here depends on the machine or on CI.
+by a few ulp of the largest term (`relative` to the largest magnitude of the result), and a bfloat16 or float16 result
+by that and one rounding (2^-8 or 2^-11 relative; float16's steps never go below 2^-24). Ops that round an intermediate
+(the product before `down`) may amplify one flipped rounding of it. Nothing here depends on the machine or on CI.
 """
 
 from __future__ import annotations
@@ -23,46 +23,65 @@ class Tolerance:
 
 
 BF16_ULP = 2.0**-8
+FP16_ULP = 2.0**-11
 _EXACT = Tolerance(relative=0.0, absolute=0.0)
 _FP32_SUM = Tolerance(relative=1e-5, absolute=3e-6)
 _BF16_SUM = Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=1e-5)
 _BF16_TWO_ROUNDINGS = Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=BF16_ULP / 2)
+_FP16_SUM = Tolerance(relative=1.01 * 2 * FP16_ULP, absolute=1e-5)
+_FP16_TWO_ROUNDINGS = Tolerance(relative=1.01 * 2 * FP16_ULP, absolute=FP16_ULP / 2)
 
 TOLERANCES: dict[tuple[str, torch.dtype], Tolerance] = {
     ("embed", torch.float32): _EXACT,
     ("embed", torch.bfloat16): _EXACT,
+    ("embed", torch.float16): _EXACT,
     ("rms_norm", torch.float32): _FP32_SUM,
     ("rms_norm", torch.bfloat16): _BF16_SUM,
+    ("rms_norm", torch.float16): _FP16_SUM,
     ("add_rms_norm", torch.float32): _FP32_SUM,
     ("add_rms_norm", torch.bfloat16): _BF16_SUM,
+    ("add_rms_norm", torch.float16): _FP16_SUM,
     ("concat_norms", torch.float32): _FP32_SUM,
     ("concat_norms", torch.bfloat16): _BF16_SUM,
+    ("concat_norms", torch.float16): _FP16_SUM,
     ("linear", torch.float32): _FP32_SUM,
     ("linear", torch.bfloat16): _BF16_SUM,
+    ("linear", torch.float16): _FP16_SUM,
     ("mla_queries", torch.float32): _FP32_SUM,
     ("mla_queries", torch.bfloat16): _BF16_SUM,
+    ("mla_queries", torch.float16): _FP16_SUM,
     ("latent_write", torch.float32): _FP32_SUM,
     ("latent_write", torch.bfloat16): _BF16_SUM,
+    ("latent_write", torch.float16): _FP16_SUM,
     ("mla_attention", torch.float32): Tolerance(relative=1e-4, absolute=3e-5),
     ("mla_attention", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=1e-4),
+    ("mla_attention", torch.float16): Tolerance(relative=1.01 * 2 * FP16_ULP, absolute=1e-4),
     ("mla_attention_expanded", torch.float32): Tolerance(relative=1e-4, absolute=3e-5),
     ("mla_attention_expanded", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=1e-4),
+    ("mla_attention_expanded", torch.float16): Tolerance(relative=1.01 * 2 * FP16_ULP, absolute=1e-4),
     ("absorb_values", torch.float32): _FP32_SUM,
     ("absorb_values", torch.bfloat16): _BF16_SUM,
+    ("absorb_values", torch.float16): _FP16_SUM,
     ("moe_gate", torch.float32): _FP32_SUM,
     ("moe_gate", torch.bfloat16): _FP32_SUM,
+    ("moe_gate", torch.float16): _FP32_SUM,
     ("moe_experts", torch.float32): Tolerance(relative=1e-5, absolute=1e-5),
     ("moe_experts", torch.bfloat16): _BF16_TWO_ROUNDINGS,
+    ("moe_experts", torch.float16): _FP16_TWO_ROUNDINGS,
     ("swiglu", torch.float32): Tolerance(relative=1e-5, absolute=1e-5),
     ("swiglu", torch.bfloat16): _BF16_TWO_ROUNDINGS,
+    ("swiglu", torch.float16): _FP16_TWO_ROUNDINGS,
     ("logprobs", torch.float32): Tolerance(relative=1e-6, absolute=0.0),
     # GPU kernels that round the softmax weights to bf16 before they multiply the values, as matrix units take them:
     # up to 2^-9 of a sum of magnitudes. The expanded form rounds keys and values too.
     ("mla_attention_on_matrix_units", torch.float32): Tolerance(relative=1e-4, absolute=3e-5),
     ("mla_attention_on_matrix_units", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=BF16_ULP),
+    ("mla_attention_on_matrix_units", torch.float16): Tolerance(relative=1.01 * 2 * FP16_ULP, absolute=FP16_ULP),
     ("mla_attention_expanded_on_matrix_units", torch.float32): Tolerance(relative=1e-4, absolute=3e-5),
     ("mla_attention_expanded_on_matrix_units", torch.bfloat16): Tolerance(
         relative=1.01 * 2 * BF16_ULP, absolute=2 * BF16_ULP),
+    ("mla_attention_expanded_on_matrix_units", torch.float16): Tolerance(
+        relative=1.01 * 2 * FP16_ULP, absolute=2 * FP16_ULP),
     # FP8: both sides see the same e4m3 numbers. A product that is rounded to e4m3 in between may flip a rounding.
     ("fp8_linear", torch.float32): Tolerance(relative=1e-5, absolute=1e-5),
     ("fp8_linear", torch.bfloat16): _BF16_SUM,
@@ -75,6 +94,7 @@ TOLERANCES: dict[tuple[str, torch.dtype], Tolerance] = {
     # A whole model's logits against transformers in float32, by the engine's storage dtype.
     ("logits", torch.float32): Tolerance(relative=0.0, absolute=1e-5),
     ("logits", torch.bfloat16): Tolerance(relative=0.0, absolute=3e-2),
+    ("logits", torch.float16): Tolerance(relative=0.0, absolute=4e-3),
 }
 
 

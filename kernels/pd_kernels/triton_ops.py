@@ -92,9 +92,11 @@ class TritonOps:
         contract.rms_norm(x_TD, weight_D, self.device)
         return rms_norm.rms_norm(x_TD, weight_D, eps)
 
-    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *, x_scale: float = 1.0,
+                     residual_scale: float = 1.0) -> tuple[Tensor, Tensor]:
         contract.add_rms_norm(x_TD, residual_TD, weight_D, self.device)
-        return rms_norm.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return rms_norm.add_rms_norm(
+            x_TD, residual_TD, weight_D, eps, x_scale=x_scale, residual_scale=residual_scale)
 
     def linear(self, x_TD: Tensor, weight: Weight | Fp8Weight, *, out_dtype: torch.dtype | None = None) -> Tensor:
         contract.linear(x_TD, _shape(weight)[1], out_dtype, self.device)
@@ -134,9 +136,9 @@ class TritonOps:
         return moe_gate.moe_gate(x_TD, weight, bias_X, config)
 
     def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor,
-                    experts: moe_experts.Experts) -> Tensor:
+                    experts: moe_experts.Experts, *, shared_scale: float = 1.0) -> Tensor:
         contract.moe_experts(x_TD, weights_TK, experts_TK, _shape(experts.down)[1], self.device)
-        return moe_experts.moe_experts(x_TD, weights_TK, experts_TK, experts)
+        return moe_experts.moe_experts(x_TD, weights_TK, experts_TK, experts, shared_scale=shared_scale)
 
     def swiglu(self, x_TD: Tensor, gate_up: Weight | Fp8Weight, down: Weight | Fp8Weight) -> Tensor:
         contract.swiglu(x_TD, _shape(gate_up), _shape(down), self.device)

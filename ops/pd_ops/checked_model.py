@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pd_engine.model.checkpoint import check_tensors, resolve_model, stored_tensors
-from pd_engine.model.config import ModelConfig, check_fp8_latents
+from pd_engine.model.config import ModelConfig, check_latent_dtype
 from pd_engine.settings import Settings
 
 
@@ -17,6 +17,5 @@ def with_checked_model(settings: Settings) -> Settings:
     path = resolve_model(settings.model)
     config = ModelConfig.load(path)
     check_tensors(config, stored_tensors(path))
-    if settings.engine.latent_dtype == "fp8":
-        check_fp8_latents(config)
+    check_latent_dtype(config, settings.engine.dtype, settings.engine.latent_dtype)
     return settings.model_copy(update={"model": str(path)})

@@ -25,7 +25,7 @@ F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; not yet a name in Python's fcntl
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.uint8}
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.uint8}
 
 
 def component_offsets(layout: CacheLayout, num_blocks: int) -> tuple[list[int], int]:

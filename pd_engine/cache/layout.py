@@ -20,7 +20,7 @@ class ComponentKind(Enum):
     SNAPSHOT = "snapshot"  # fixed bytes a sequence
 
 
-DTYPE_BYTES = {"bf16": 2, "fp32": 4, "fp8": 1}
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 
 def fp8_slot_bytes(latent_width: int, rope_width: int) -> int:

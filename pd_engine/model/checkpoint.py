@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -139,8 +139,8 @@ def _allowed_dtypes(kind: TensorKind, is_fp8: bool) -> tuple[str, ...]:
     return (FP8_DTYPE,) if is_fp8 and kind in QUANTIZED_KINDS else PLAIN_DTYPES
 
 
-def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> str:
-    """The engine's dtype where the settings say "auto", "bf16" or "fp32": the config's, else that of the embedding."""
+def checkpoint_dtype(config: ModelConfig, stored: dict[str, StoredTensor]) -> Literal["bf16", "fp32"]:
+    """The engine's dtype where the settings say "auto": the config's, else that of the embedding."""
     if config.dtype is not None:
         return "fp32" if config.dtype == "float32" else "bf16"
     return "fp32" if stored[EMBEDDING].dtype == "F32" else "bf16"

@@ -182,8 +182,27 @@ def check_fp8_latents(config: ModelConfig) -> None:
         )
 
 
+def check_latent_dtype(config: ModelConfig, dtype: str, latent_dtype: str) -> None:
+    """Args:
+        dtype: the engine's, "bf16", "fp16" or "fp32".
+        latent_dtype: as in the settings.
+
+    Raises:
+        InvalidArgument: latents cannot be kept so in an engine of that dtype, or of this checkpoint.
+    """
+    if latent_dtype != "fp8":
+        return
+    check_fp8_latents(config)
+    if dtype == "fp16":
+        raise InvalidArgument(
+            "settings: engine.latent_dtype: fp8 does not go with engine.dtype fp16: FP8 latents stand for bf16 "
+            "numbers, which fp16 does not hold; take bf16 or fp32"
+        )
+
+
 def cache_layout(config: ModelConfig, dtype: str, block_size: int, with_mtp: bool) -> CacheLayout:
-    """One paged component a layer, in layer order, MTP's last. `dtype` is that of the latents: "bf16", "fp32" or "fp8".
+    """One paged component a layer, in layer order, MTP's last. `dtype` is that of the latents: "bf16", "fp16", "fp32"
+    or "fp8".
 
     MTP's slot i holds the latent of (h of position i-1, token i), so its slot 0 is zero and never attended.
 

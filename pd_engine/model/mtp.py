@@ -47,9 +47,8 @@ class Mtp:
         """
         weights = self._weights
         normed_TD, residual_TD = self._inputs(ids_T, previous_TD)
-        output_TD, residual_TD = self._main.block.run(normed_TD, residual_TD, weights.layer, step, cache, on_written)
-        return self._main.ops.add_rms_norm(
-            output_TD, residual_TD, weights.head_norm, self._main.config.rms_norm_eps
+        return self._main.block.run(
+            normed_TD, residual_TD, weights.layer, weights.head_norm, step, cache, on_written, is_first=True
         )[0]
 
     def write_slots(self, ids_T: Tensor, previous_TD: Tensor, rows: Rows, cache: LayerCache) -> None:

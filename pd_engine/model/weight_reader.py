@@ -41,16 +41,18 @@ class WeightReader:
         """Copies a tensor into `target`, rounding to its dtype.
 
         Raises:
-            FailedPrecondition: the file has changed or is broken, or a number is not finite in the target's dtype.
+            FailedPrecondition: the file has changed or is broken, or a number is not finite, or beyond the target's
+                range.
         """
-        target.copy_(self._mapped(name))
-        _check_finite(target, name)
+        mapped = self._mapped(name)
+        target.copy_(mapped)
+        _check_held(target, mapped, name)
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         mapped = self._mapped(name)
         target = torch.empty(mapped.shape, dtype=dtype)
         target.copy_(mapped)
-        _check_finite(target, name)
+        _check_held(target, mapped, name)
         return target
 
     def matrices(self, names: list[list[str]], dtype: torch.dtype) -> Weight:
@@ -110,6 +112,19 @@ class WeightReader:
         except (SafetensorError, OSError) as error:
             raise FailedPrecondition(f"{file} cannot be read: {error}") from None
         return tensor
+
+
+def _check_held(target: Tensor, source: Tensor, name: str) -> None:
+    """Raises:
+    FailedPrecondition: `source` holds NaN or infinity, or a number beyond the range of `target`, which is its copy.
+    """
+    _check_finite(source if target.dtype == torch.float16 else target, name)
+    if target.dtype == torch.float16 and not torch.isfinite(target.sum(dtype=torch.float32)):
+        most = source.abs().max().item()
+        raise FailedPrecondition(
+            f"{name} holds numbers up to {most:g}, and fp16 none beyond {torch.finfo(torch.float16).max:g}; "
+            "engine.dtype must be bf16 or fp32"
+        )
 
 
 def _check_finite(tensor: Tensor, name: str) -> None:

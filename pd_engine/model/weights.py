@@ -94,12 +94,12 @@ def load_weights(
 
     Args:
         stored: passed `check_tensors`.
-        dtype: "bf16" or "fp32", the engine's.
+        dtype: "bf16", "fp16" or "fp32", the engine's.
         with_mtp: whether the MTP layer is loaded.
 
     Raises:
-        FailedPrecondition: a file cannot be read any more, a tensor holds NaN or infinity, or MTP's copies differ from
-            the main model's tensors.
+        FailedPrecondition: a file cannot be read any more, a tensor holds NaN, infinity or what the dtype does not
+            reach, or MTP's copies differ from the main model's tensors.
     """
     num_parameters, num_bytes = weights_size(config, stored, dtype=dtype, with_mtp=with_mtp)
     with WeightReader(stored) as reader:

@@ -43,7 +43,7 @@ def export_hidden(sequence: Sequence) -> bytes:
 
 
 def import_hidden(raw: bytes, *, hidden_size: int, dtype: str) -> Tensor:
-    """What `export_hidden` gave, as [1, D] in `dtype` ("bf16" or "fp32").
+    """What `export_hidden` gave, as [1, D] in `dtype` ("bf16", "fp16" or "fp32").
 
     Raises:
         InvalidArgument: the number of bytes is not that of one row.

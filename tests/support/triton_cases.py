@@ -21,10 +21,12 @@ TABLE_NAMES = {
 }
 
 
-# The interpreter is slow: float32, in which nobody serves, is for `make gate`.
-dtypes = pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow), pytest.param(torch.bfloat16, id="bf16")]
-)
+# The interpreter is slow: float32, in which nobody serves, and float16, of which there are shorter tests, are for
+# `make gate`.
+dtypes = pytest.mark.parametrize("dtype", [
+    pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow), pytest.param(torch.bfloat16, id="bf16"),
+    pytest.param(torch.float16, id="fp16", marks=pytest.mark.slow),
+])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Triton's interpreter, made trustworthy for bf16 and fp8. Import this before any module with kernels.
+"""Triton's interpreter, made trustworthy for bf16, fp16 and fp8. Import this before any module with kernels.
 
 The interpreter keeps bf16 as uint16 and fp8 as uint8. It then computes `tl.dot` and arithmetic on those integers,
 truncates fp32 to bf16, and rounds about one fp8 cast in fifty wrongly: all silently. Here
@@ -6,7 +6,7 @@ truncates fp32 to bf16, and rounds about one fp8 cast in fifty wrongly: all sile
 - casts go through torch (round to nearest even; e4m3 saturates at ±448, as the GPU's conversion does),
 - `tl.dot` widens its operands first, which is exact, and sums in fp64, so that the bits of a row do not depend on
   where in a tile it stands (BLAS treats the rows at the edge of a matrix differently),
-- arithmetic and comparison of bf16 or fp8 raises: kernels must widen first, as they should on a GPU.
+- arithmetic and comparison of bf16, fp16 or fp8 raises: kernels must widen first, as they should on a GPU.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ TORCH_DTYPES = {
     tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2, tl.bfloat16: torch.bfloat16,
     tl.float16: torch.float16, tl.float32: torch.float32,
 }
-NARROW = (tl.bfloat16, tl.float8e4nv, tl.float8e5)
+NARROW = (tl.bfloat16, tl.float16, tl.float8e4nv, tl.float8e5)
 SIGNED = {1: np.int8, 2: np.int16, 4: np.int32}
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 E4M3_MAX = 448.0
 
 
 class NarrowArithmetic(TypeError):
-    """A kernel computes in bf16 or fp8."""
+    """A kernel computes in bf16, fp16 or fp8."""
 
 
 def convert_float(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:

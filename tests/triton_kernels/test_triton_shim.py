@@ -87,7 +87,17 @@ def test_e4m3_widens_exactly() -> None:
     assert torch.equal(bits(cast(x, torch.float32)), bits(x.float()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_float32_rounds_to_the_nearest_fp16_and_fp16_widens_exactly() -> None:
+    """Beyond its range to infinity, below it to its subnormal numbers."""
+    x = torch.cat([hard_float32(), torch.linspace(-1e-6, 1e-6, 2**14), torch.linspace(65_400, 65_700, 2**14)])
+    got, want = cast(x, torch.float16), x.half()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(bits(got)[~want.isnan()], bits(want)[~want.isnan()])
+    finite = want[want.isfinite()][: 2**14]
+    assert torch.equal(cast(finite, torch.float32), finite.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_dot_is_the_product_of_the_numbers(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(32, 32, generator=generator).to(dtype) for _ in range(2))
@@ -104,15 +114,15 @@ def test_a_row_of_dot_does_not_depend_on_its_place() -> None:
     assert torch.equal(c, c[:1].expand(64, 64))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_arithmetic_in_narrow_formats_is_refused(dtype: torch.dtype) -> None:
-    """Without the refusal it is silently computed on the integers that hold the bits."""
+    """Without the refusal it is silently computed on the integers that hold the bits, or, in fp16, narrowly."""
     x = torch.ones(16).to(dtype)
     with pytest.raises(InterpreterError, match="widen to float32 first"):
         add_kernel[(1,)](x, torch.empty_like(x), BLOCK=16)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_maximum_is_right(dtype: torch.dtype) -> None:
     """Triton widens the operands of its reductions by itself."""
     x = torch.randn(16, generator=torch.Generator().manual_seed(4)).to(dtype)

@@ -19,7 +19,15 @@ from pd_kernels.build import source_digest
 from pd_kernels.contract import WrongArgument
 from pd_kernels.cpu import packing
 from pd_kernels.cpu.native import load_library
-from pd_kernels.cpu.packing import CACHE_CODES, DTYPE_CODES, FP8, PackedAbsorbed, PackedExperts, PackedLinear
+from pd_kernels.cpu.packing import (
+    CACHE_CODES,
+    DTYPE_CODES,
+    FP8,
+    PackedAbsorbed,
+    PackedExperts,
+    PackedLinear,
+    dtype_code,
+)
 from pd_kernels.cpu.recording import (
     MAX_ROWS,
     OnlyOps,
@@ -96,17 +104,20 @@ class CpuOps:
         contract.rms_norm(x_TD, weight_D, DEVICE)
         T, D = x_TD.shape
         out = self._empty(T, D, dtype=x_TD.dtype)
-        self._lib.pd_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), x_TD.stride(0), T, D, weight_D.data_ptr(),
+        self._lib.pd_rms_norm(dtype_code(x_TD.dtype), x_TD.data_ptr(), x_TD.stride(0), T, D, weight_D.data_ptr(),
                               eps, out.data_ptr(), D)
         return out
 
-    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *, x_scale: float = 1.0,
+                     residual_scale: float = 1.0) -> tuple[Tensor, Tensor]:
         contract.add_rms_norm(x_TD, residual_TD, weight_D, DEVICE)
         if not (x_TD.is_contiguous() and residual_TD.is_contiguous()):
             raise WrongArgument("add_rms_norm: x_TD and residual_TD must be contiguous here")
+        if not x_scale == residual_scale == 1:
+            raise WrongArgument(f"add_rms_norm: scales are of fp16, not computed here; got {x_scale, residual_scale}")
         T, D = x_TD.shape
         out, total = self._empty(T, D, dtype=x_TD.dtype), self._empty(T, D, dtype=x_TD.dtype)
-        self._lib.pd_add_rms_norm(DTYPE_CODES[x_TD.dtype], x_TD.data_ptr(), residual_TD.data_ptr(), T, D,
+        self._lib.pd_add_rms_norm(dtype_code(x_TD.dtype), x_TD.data_ptr(), residual_TD.data_ptr(), T, D,
                                   weight_D.data_ptr(), eps, out.data_ptr(), total.data_ptr())
         return out, total
 
@@ -117,7 +128,7 @@ class CpuOps:
         dtype = out_dtype or x_TD.dtype
         out = self._empty(T, weight.N, dtype=dtype)
         self._lib.pd_linear(code, x_TD.data_ptr(), x_TD.stride(0), T, weight.code, weight.pointer, K, weight.N,
-                            out.data_ptr(), DTYPE_CODES[dtype])
+                            out.data_ptr(), dtype_code(dtype))
         return out
 
     def mla_queries(self, q_TF: Tensor, weight: PackedAbsorbed, rope_P2R: Tensor, positions_T: Tensor) -> Tensor:
@@ -138,7 +149,7 @@ class CpuOps:
         T, E = kv_TE.shape
         C, (G, K, _) = norm_weight_C.shape[0], cache_GKE.shape
         bad = self._lib.pd_latent_write(
-            DTYPE_CODES[kv_TE.dtype], kv_TE.data_ptr(), kv_TE.stride(0), T, C, E - C, norm_weight_C.data_ptr(), eps,
+            dtype_code(kv_TE.dtype), kv_TE.data_ptr(), kv_TE.stride(0), T, C, E - C, norm_weight_C.data_ptr(), eps,
             rope_P2R.data_ptr(), rope_P2R.shape[0], rows.positions_T.data_ptr(), rows.slots_T.data_ptr(),
             CACHE_CODES[cache_GKE.dtype], cache_GKE.data_ptr(), G * K)
         if bad >= 0:
@@ -152,7 +163,7 @@ class CpuOps:
         S, B = rows.block_tables_SB.shape
         out = self._empty(T, H, latent_width, dtype=q_THE.dtype)
         bad = self._lib.pd_mla_attention(
-            DTYPE_CODES[q_THE.dtype], q_THE.data_ptr(), T, H, E, latent_width, CACHE_CODES[cache_GKE.dtype],
+            dtype_code(q_THE.dtype), q_THE.data_ptr(), T, H, E, latent_width, CACHE_CODES[cache_GKE.dtype],
             cache_GKE.data_ptr(), G, K, rows.positions_T.data_ptr(), rows.sequence_T.data_ptr(),
             rows.block_tables_SB.data_ptr(), S, B, scale, first_position, out.data_ptr())
         if bad >= 0:
@@ -199,8 +210,11 @@ class CpuOps:
             weights.data_ptr(), experts.data_ptr())
         return weights, experts
 
-    def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: PackedExperts) -> Tensor:
+    def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: PackedExperts, *,
+                    shared_scale: float = 1.0) -> Tensor:
         contract.moe_experts(x_TD, weights_TK, experts_TK, experts.D, DEVICE)
+        if shared_scale != 1:
+            raise WrongArgument(f"moe_experts: a scale is of fp16, not computed here; got {shared_scale}")
         T, D = x_TD.shape
         code = _code_beside("moe_experts: experts", x_TD, experts.code, FP8)
         out = self._empty(T, D, dtype=x_TD.dtype)
@@ -228,7 +242,7 @@ class CpuOps:
         contract.concat_norms(a_TD, a_weight_D, b_TD, b_weight_D, DEVICE)
         T, D = a_TD.shape
         out = self._empty(T, 2 * D, dtype=a_TD.dtype)
-        code, pointer = DTYPE_CODES[a_TD.dtype], out.data_ptr()
+        code, pointer = dtype_code(a_TD.dtype), out.data_ptr()
         self._lib.pd_rms_norm(
             code, a_TD.data_ptr(), a_TD.stride(0), T, D, a_weight_D.data_ptr(), eps, pointer, 2 * D)
         self._lib.pd_rms_norm(code, b_TD.data_ptr(), b_TD.stride(0), T, D, b_weight_D.data_ptr(), eps,
@@ -297,7 +311,7 @@ class CpuOps:
 
 def _code_beside(what: str, x: Tensor, stored: int, *also: int) -> int:
     """The code of the dtype of x, which a weight stored in `stored` must have too, if not one of `also`."""
-    code = DTYPE_CODES[x.dtype]
+    code = dtype_code(x.dtype)
     if stored != code and stored not in also:
         names = {number: str(dtype) for dtype, number in DTYPE_CODES.items()} | {FP8: "FP8"}
         raise WrongArgument(f"{what} must be {' or '.join(names[one] for one in (code, *also))}; got {names[stored]}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pd_kernels.contract import WrongArgument
 from pd_kernels.fp8_matrix import BLOCK, Fp8Matrix, Weight, problem
 
 LANES = 16
@@ -18,8 +19,20 @@ CACHE_CODES = DTYPE_CODES | {torch.uint8: FP8}
 SCALE_FACTOR = 2.0**120  # the ops make e4m3 numbers 2^120 times too small
 
 
+def dtype_code(dtype: torch.dtype) -> int:
+    """What the libraries call it.
+
+    Raises:
+        WrongArgument: they do not compute in it; the reference has fp16 too.
+    """
+    if dtype not in DTYPE_CODES:
+        raise WrongArgument(f"the compiled ops compute in {' and '.join(map(str, DTYPE_CODES))}; got {dtype}")
+    return DTYPE_CODES[dtype]
+
+
 def pack(weight_bNK: Tensor) -> Tensor:
     """[..., N, K] -> [..., ⌈N/16⌉, ⌈K/u⌉, 16, u], zeros in the padding; u = 2 numbers a unit in bf16, else 1."""
+    dtype_code(weight_bNK.dtype)
     unit = UNIT_NUMBERS[weight_bNK.dtype]
     *batch, N, K = weight_bNK.shape
     padded = functional.pad(weight_bNK, (0, -K % unit, 0, -N % LANES))
@@ -45,7 +58,7 @@ def _packed(weight: Weight) -> tuple[Tensor, int]:
     """(units, code)."""
     if isinstance(weight, Fp8Matrix):
         return pack_fp8(weight), FP8
-    return pack(weight), DTYPE_CODES[weight.dtype]
+    return pack(weight), dtype_code(weight.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,7 @@ def pack_absorbed(w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
     w_uk, w_uv = pack(w_uk_HNC.transpose(1, 2)), pack(w_uv_HVC)
     return PackedAbsorbed(
         w_uk, w_uv, pack_linear(w_uk_HNC.reshape(H * N, C)), pack_linear(w_uv_HVC.reshape(-1, C)),
-        w_uk.data_ptr(), w_uv.data_ptr(), H, N, C, w_uv_HVC.shape[1], DTYPE_CODES[w_uk_HNC.dtype],
+        w_uk.data_ptr(), w_uv.data_ptr(), H, N, C, w_uv_HVC.shape[1], dtype_code(w_uk_HNC.dtype),
     )
 
 

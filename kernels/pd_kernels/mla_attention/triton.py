@@ -35,8 +35,10 @@ class Tile:
     num_stages: int
 
 
+TILE_16_BIT = Tile(block_h=64, keys=ATTENTION_TILE, num_warps=8, num_stages=3)
 TILES = {  # by the dtype of the cache
-    torch.bfloat16: Tile(block_h=64, keys=ATTENTION_TILE, num_warps=8, num_stages=3),
+    torch.bfloat16: TILE_16_BIT,
+    torch.float16: TILE_16_BIT,
     torch.uint8: Tile(block_h=64, keys=ATTENTION_TILE, num_warps=8, num_stages=2),
     torch.float32: Tile(block_h=16, keys=ATTENTION_TILE // 2, num_warps=4, num_stages=2),
 }

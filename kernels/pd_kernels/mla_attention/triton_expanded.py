@@ -6,8 +6,9 @@
    order. A tile of keys that a row may not see leaves the row's sums as they are, bit for bit, so a row does not
    depend on the rows it shares a tile with.
 
-A value that is not finite is stored as 0 in step 2: its key is not finite either, so that the rows that see it still
-get NaN from their scores, while for the others 0 · NaN would not be 0.
+A value that is not finite is stored as a finite number in step 2: its key is not finite either, so that the rows that
+see it still get NaN from their scores, while for the others 0 · NaN would not be 0. (Of values beyond the range of fp16
+this makes the largest number of fp16.)
 """
 
 import math
@@ -85,10 +86,10 @@ def mla_attention_expanded(q_TF: Tensor, weight: AbsorbedWeight, rope_P2R: Tenso
     rotate_heads(q_THF, rope_P2R, rows.positions_T, rotated)
     latents = _gather(cache_GKE, rows.block_tables_SB, latent_width)
     keys = linear(latents[:, :latent_width], weight.w_uk_HNC.flatten(0, 1))
-    values = linear(latents[:, :latent_width], weight.w_uv_HVC.flatten(0, 1)).nan_to_num_(0.0, 0.0, 0.0)
+    values = linear(latents[:, :latent_width], weight.w_uv_HVC.flatten(0, 1)).nan_to_num_()
     out_THV = q_TF.new_empty(num_rows, num_heads, value_width)
     rope_width = q_THF.shape[-1] - nope_width
-    block_q, tile = (BLOCK_Q, TILE) if q_TF.dtype == torch.bfloat16 else FLOAT32_BLOCKS
+    block_q, tile = FLOAT32_BLOCKS if q_TF.dtype == torch.float32 else (BLOCK_Q, TILE)
     if num_rows:
         expanded_kernel[triton.cdiv(num_rows, block_q), num_heads](
             rotated, keys, values, latents[:, latent_width:], rows.positions_T, rows.sequence_T, out_THV,

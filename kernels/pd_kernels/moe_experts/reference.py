@@ -45,8 +45,9 @@ def swiglu(x_TD: Tensor, gate_up: Tensor, down: Tensor, min_rows: int) -> Tensor
     return expert(x_TD, gate_up, down, min_rows).to(x_TD.dtype)
 
 
-def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts, min_rows: int) -> Tensor:
-    """y_TD = ((w_0 E_0(x) + w_1 E_1(x)) + ...) + Shared(x): fp32 in rank order, rounded once at the end."""
+def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts, min_rows: int, *,
+                shared_scale: float = 1.0) -> Tensor:
+    """y_TD = ((w_0 E_0(x) + w_1 E_1(x)) + ...) + shared_scale · Shared(x): fp32 in rank order, rounded once."""
     num_tokens, num_ranks = experts_TK.shape
     outputs_TKD = x_TD.new_empty(num_tokens, num_ranks, x_TD.shape[1], dtype=torch.float32)
     for index in torch.unique(experts_TK).tolist():
@@ -56,5 +57,5 @@ def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: E
     for rank in range(1, num_ranks):
         y_TD = y_TD + outputs_TKD[:, rank] * weights_TK[:, rank : rank + 1]
     if experts.shared_gate_up is not None and experts.shared_down is not None:
-        y_TD = y_TD + expert(x_TD, experts.shared_gate_up, experts.shared_down, min_rows)
+        y_TD = y_TD + expert(x_TD, experts.shared_gate_up, experts.shared_down, min_rows) * shared_scale
     return y_TD.to(x_TD.dtype)

@@ -45,9 +45,12 @@ class Tile:
 
 
 # Of few and of many rows an expert, by the dtype of x.
+UP_TILES_16_BIT = (Tile(block_t=64, block_m=64, block_k=64, num_warps=4, num_stages=4),
+                   Tile(block_t=128, block_m=128, block_k=64, num_warps=8, num_stages=3))
+DOWN_TILES_16_BIT = (Tile(block_t=64, block_m=128, block_k=64, num_warps=4, num_stages=4),
+                     Tile(block_t=128, block_m=256, block_k=64, num_warps=8, num_stages=3))
 UP_TILES = {
-    torch.bfloat16: (Tile(block_t=64, block_m=64, block_k=64, num_warps=4, num_stages=4),
-                     Tile(block_t=128, block_m=128, block_k=64, num_warps=8, num_stages=3)),
+    torch.bfloat16: UP_TILES_16_BIT, torch.float16: UP_TILES_16_BIT,
     torch.float8_e4m3fn: (Tile(block_t=64, block_m=64, block_k=128, num_warps=4, num_stages=4),
                           Tile(block_t=128, block_m=64, block_k=128, num_warps=8, num_stages=4)),
     torch.float32: (Tile(block_t=64, block_m=32, block_k=32, num_warps=4, num_stages=3),) * 2,
@@ -57,8 +60,7 @@ UP_TILES_MIXED = (Tile(block_t=64, block_m=64, block_k=128, num_warps=4, num_sta
 DOWN_TILES_MIXED = (Tile(block_t=64, block_m=128, block_k=128, num_warps=4, num_stages=3),
                     Tile(block_t=128, block_m=128, block_k=128, num_warps=8, num_stages=3))
 DOWN_TILES = {
-    torch.bfloat16: (Tile(block_t=64, block_m=128, block_k=64, num_warps=4, num_stages=4),
-                     Tile(block_t=128, block_m=256, block_k=64, num_warps=8, num_stages=3)),
+    torch.bfloat16: DOWN_TILES_16_BIT, torch.float16: DOWN_TILES_16_BIT,
     torch.float8_e4m3fn: (Tile(block_t=64, block_m=128, block_k=128, num_warps=4, num_stages=4),
                           Tile(block_t=128, block_m=128, block_k=128, num_warps=8, num_stages=4)),
     torch.float32: (Tile(block_t=64, block_m=32, block_k=32, num_warps=4, num_stages=3),) * 2,
@@ -190,8 +192,9 @@ def down_kernel(act_ptr, w_ptr, out_ptr, act_scale_ptr, w_scale_ptr, order_ptr, 
     tl.store(at, acc, mask=(row < end)[:, None] & (m < num_out)[None, :])
 
 
-def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts) -> Tensor:
-    """y_TD = ((w_0 E_0(x) + w_1 E_1(x)) + ...) + Shared(x): fp32 in rank order, rounded once at the end."""
+def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts, *,
+                shared_scale: float = 1.0) -> Tensor:
+    """y_TD = ((w_0 E_0(x) + w_1 E_1(x)) + ...) + shared_scale · Shared(x): fp32 in rank order, rounded once."""
     assert weights_TK.is_contiguous() and experts_TK.is_contiguous(), (weights_TK.stride(), experts_TK.stride())
     y_TD = torch.empty_like(x_TD)
     if x_TD.shape[0] == 0:
@@ -202,7 +205,7 @@ def moe_experts(x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: E
     gate_up(x_TD, experts.gate_up, act_PI, pairs)
     out_PD = torch.empty(pairs.order_P.shape[0], num_in, dtype=torch.float32, device=x_TD.device)
     down(act_PI, experts.down, out_PD, pairs)
-    add_ranks(out_PD, weights_TK, y_TD, pairs.num_ranks)
+    add_ranks(out_PD, weights_TK, y_TD, pairs.num_ranks, shared_scale)
     return y_TD
 
 

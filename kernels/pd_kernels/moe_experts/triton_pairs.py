@@ -76,8 +76,9 @@ def find_tile(counts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_X: tl.constexpr
 
 
 @triton.jit
-def add_ranks_kernel(pairs_ptr, weights_ptr, y_ptr, width, K: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Σ of a token's results in rank order, the shared ones with weight 1, rounded once."""
+def add_ranks_kernel(pairs_ptr, weights_ptr, y_ptr, width, shared_scale, K: tl.constexpr, RANKS: tl.constexpr,
+                     BLOCK: tl.constexpr):
+    """Σ of a token's results in rank order, the shared ones all with the same weight, rounded once."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width
@@ -86,6 +87,8 @@ def add_ranks_kernel(pairs_ptr, weights_ptr, y_ptr, width, K: tl.constexpr, RANK
         part = tl.load(pairs_ptr + (token * RANKS + rank) * width + column, mask=mask, other=0.0)
         if rank < K:
             part = part * tl.load(weights_ptr + token * K + rank)
+        else:
+            part = part * shared_scale
         y = part if rank == 0 else y + part
     tl.store(y_ptr + token * width + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -96,10 +99,10 @@ def num_tiles(num_rows: int, pairs: Pairs | None, block_t: int) -> int:
     return int(most if pairs is None else min(num_rows, most + pairs.counts_X.shape[0]))
 
 
-def add_ranks(out_PD: Tensor, weights_TK: Tensor, y_TD: Tensor, num_ranks: int) -> None:
-    """y = Σ of each token's pairs in rank order; ranks beyond the routed ones have weight 1."""
+def add_ranks(out_PD: Tensor, weights_TK: Tensor, y_TD: Tensor, num_ranks: int, shared_scale: float) -> None:
+    """y = Σ of each token's pairs in rank order; ranks beyond the routed ones have weight `shared_scale`."""
     num_tokens, width = y_TD.shape
     add_ranks_kernel[num_tokens, triton.cdiv(width, BLOCK_D)](
-        out_PD, weights_TK, y_TD, width, K=weights_TK.shape[1], RANKS=num_ranks, BLOCK=BLOCK_D, num_warps=4,
-        enable_fp_fusion=False,
+        out_PD, weights_TK, y_TD, width, shared_scale, K=weights_TK.shape[1], RANKS=num_ranks, BLOCK=BLOCK_D,
+        num_warps=4, enable_fp_fusion=False,
     )

@@ -21,9 +21,11 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return normalize(x_TD, weight_D, eps).to(x_TD.dtype)
 
 
-def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(y_TD, sum_TD): the sum is rounded to the dtype, and the norm sees the rounded sum."""
-    sum_TD = (residual_TD.float() + x_TD.float()).to(x_TD.dtype)
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *, x_scale: float = 1.0,
+                 residual_scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(y_TD, sum_TD): sum = residual_scale · residual + x_scale · x is rounded to the dtype, and the norm sees the
+    rounded sum. The scales are those of the FP16 guard (pd_engine.model.fp16_guard)."""
+    sum_TD = (residual_TD.float() * residual_scale + x_TD.float() * x_scale).to(x_TD.dtype)
     return rms_norm(sum_TD, weight_D, eps), sum_TD
 
 

@@ -48,14 +48,16 @@ class QuantizingOps(ReferenceOps):
     def swiglu(self, x_TD: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:  # type: ignore[override]
         return self._expert(x_TD, gate_up.weight, down.weight).to(x_TD.dtype)
 
-    def moe_experts(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts) -> Tensor:
+    def moe_experts(
+        self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, experts: Experts, *, shared_scale: float = 1.0
+    ) -> Tensor:
         y_TD = torch.zeros(x_TD.shape)
         for index in torch.unique(experts_TK).tolist():
             token, rank = (experts_TK == index).nonzero(as_tuple=True)
             part = self._expert(x_TD[token], experts.gate_up_X2ID[index], experts.down_XDI[index])
             y_TD[token] += part * weights_TK[token, rank].unsqueeze(1)
         if experts.shared_gate_up is not None and experts.shared_down is not None:
-            y_TD += self._expert(x_TD, experts.shared_gate_up, experts.shared_down)
+            y_TD += self._expert(x_TD, experts.shared_gate_up, experts.shared_down) * shared_scale
         return y_TD.to(x_TD.dtype)
 
     def _expert(self, x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -61,4 +61,9 @@ def _text(explanation: Explanation) -> str:
         f"all weights in {formats}: {mib(explanation.weight_bytes)}; cache: "
         f"{explanation.cache_bytes_per_token} bytes a token",
     ]
+    if explanation.residual_factor != 1:
+        lines.append(
+            f"fp16: the residual stream is kept {explanation.residual_factor:g} times smaller, between the first norm "
+            "and the last"
+        )
     return "\n".join(lines)

@@ -16,9 +16,9 @@ from pd_router.request import MAX_TARGET_MS
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Model = Annotated[str | None, typer.Option(help="Path to a checkpoint, or 'demo' for the shipped one.")]
 Config = Annotated[Path | None, typer.Option(help="Settings file (YAML); flags stand over it.")]
-Dtype = Annotated[str | None, typer.Option(help="Storage dtype: auto, bf16 or fp32.")]
+Dtype = Annotated[str | None, typer.Option(help="Storage dtype: auto, bf16, fp16 or fp32.")]
 ServedDtype = Annotated[
-    str | None, typer.Option("--dtype", help="bf16 or fp32: the cluster must serve this one; auto: any.")
+    str | None, typer.Option("--dtype", help="bf16, fp16 or fp32: the cluster must serve this one; auto: any.")
 ]
 Device = Annotated[str | None, typer.Option(help="Where workers compute: cpu, or cuda for a Hopper GPU.")]
 Ops = Annotated[str | None, typer.Option(help="Implementation of the ops: auto, cpu, reference or triton.")]

@@ -142,7 +142,10 @@ class _Dissection:
         """Each layer as a model of its own: the embedding and the final norm, which come with it, are little."""
         main = self._engine.main
         alone = [
-            Transformer(main.config, replace(main.weights, layers=(weights,)), ops, self._case.tokens + NEW_TOKENS)
+            Transformer(
+                main.config, replace(main.weights, layers=(weights,)), ops, self._case.tokens + NEW_TOKENS,
+                self._engine.dtype,
+            )
             for weights in main.weights.layers
         ]
 
