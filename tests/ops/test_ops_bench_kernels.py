@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import pd_kernels
-from pd_engine.errors import FailedPrecondition
+from pd_engine.errors import FailedPrecondition, NotFound
 from pd_ops.bench.kernel_list import FIGURES, Figure, list_ops, ops_text, read_figures
+from pd_ops.bench.kernel_roofline import read_roofline, roofline_text
 from support.commands import run_command
 from support.kernel_ops import names
 
@@ -59,6 +60,23 @@ def test_measured_and_then_listed(tmp_path: Path) -> None:
     assert {figure["op"] for figure in figures} <= known
     assert {entry["op"] for entry in listed["ops"] if entry["measured"]} == {figure["op"] for figure in figures}
     assert set(listed["ops"][0]) == {"op", "implementations", "usable_here", "dtypes", "measured"}
+
+
+def test_the_roofline_is_listed(tmp_path: Path) -> None:
+    listed = run_command("kernels", "list", "--roofline", "--json").document["roofline"]
+    assert {"mla_decode", "mla_prefill", "grouped_gemm", "rms_norm"} <= {row["op"] for row in listed["rows"]}
+    assert all(row["floor_us"] > 0 and row["bound_by"] in ("memory", "compute") for row in listed["rows"])
+    text = roofline_text(listed)
+    if listed["measured_on"] is None:
+        assert text.count("not measured") == len(listed["rows"])
+    first = listed["rows"][0] | {"measured_us": 2 * listed["rows"][0]["floor_us"], "share": 0.5}
+    assert "50%" in roofline_text({"rows": [first]})
+    broken = tmp_path / "roofline.json"
+    with pytest.raises(NotFound, match="in a checkout only"):
+        read_roofline(broken)
+    broken.write_text('{"rows": [{}]}', encoding="utf-8")
+    with pytest.raises(FailedPrecondition, match="holds no roofline"):
+        read_roofline(broken)
 
 
 def test_the_committed_figures_can_be_read() -> None:

@@ -109,6 +109,13 @@ def test_which_ops_would_run(ops: str, isas: list[str], result: Result, words: s
     assert words in check.sentence
 
 
+def test_fp16_is_of_the_reference() -> None:
+    for ops, result in (("auto", Result.WARNING), ("cpu", Result.FAILED)):
+        check = processor_check(settings(engine__ops=ops, engine__dtype="fp16"), ["avx2"])
+        assert check.result is result
+        assert "which only the torch reference has" in check.sentence
+
+
 def test_ops_of_a_gpu() -> None:
     wanted = settings(engine__device="cuda")
     assert processor_check(wanted, [], lambda: None).result is Result.OK

@@ -18,6 +18,7 @@ from gpu_bench.shapes import V3, Dims, Maker
 from pd_kernels.absorb import triton as absorb
 from pd_kernels.block_checksum.triton import piece_checksums
 from pd_kernels.block_copy.triton import copy_pieces
+from pd_kernels.embed.triton import embed
 from pd_kernels.fp8_gemm.triton import fp8_linear
 from pd_kernels.fp8_quant.triton import fp8_quant
 from pd_kernels.latent_fp8.reference import slot_bytes
@@ -29,6 +30,7 @@ from pd_kernels.moe_experts.triton import moe_experts
 from pd_kernels.moe_gate.triton import moe_gate
 from pd_kernels.rms_norm.triton import add_rms_norm
 from pd_kernels.sample.triton import log_softmax, sample_tokens
+from pd_kernels.verify_drafts.triton import verify_drafts
 
 Call = Callable[[], object]
 BF16_BYTES = 2
@@ -81,9 +83,10 @@ def bench_cases(d: Dims = V3, *, tiny: bool = False) -> list[BenchCase]:
     for tokens in (5,) if tiny else (1, 64, 4096):
         cases += _linears(d, tokens)
     tokens = 7 if tiny else 4096
-    cases += [_norm(d, tokens), _write(d, tokens, fp8=False), _write(d, tokens, fp8=True)]
+    cases += [_embed(d, tokens), _norm(d, tokens), _write(d, tokens, fp8=False), _write(d, tokens, fp8=True)]
     cases += [_sample(d, 3 if tiny else 256), _log_softmax(d, 3 if tiny else 256)]
     cases += [_checksum(d, 4 if tiny else 16384), _copy(d, 4 if tiny else 16384), _quant(d, tokens)]
+    cases.append(_verify(3 if tiny else 256))
     for tokens in (5,) if tiny else (64, 4096):
         cases += [_fp8_linear(d, tokens, is_mixed=True), _fp8_linear(d, tokens, is_mixed=False)]
     for tokens in (5,) if tiny else (32, 4096):
@@ -220,6 +223,30 @@ def _fp8_linear(d: Dims, tokens: int, *, is_mixed: bool) -> BenchCase:
         name=f"q_b, {tokens} rows{', FP8 weights' if is_mixed else ''}",
         dtype="fp8", num_rows=tokens, flops=2.0 * tokens * num_in * num_out,
         num_bytes=num_in * num_out + tokens * (num_in + num_out) * BF16_BYTES, prepare=prepare)
+
+
+def _embed(d: Dims, tokens: int) -> BenchCase:
+    def prepare(make: Maker) -> list[Call]:
+        table = make.normal(d.Z, d.D)
+        return [partial(embed, make.integers(0, d.Z, tokens), table) for _ in range(2)]
+
+    return BenchCase(
+        op="embed", units="fp32", name=f"{tokens} rows", dtype="bf16", num_rows=tokens, flops=0.0,
+        num_bytes=tokens * (2.0 * d.D * BF16_BYTES + 4), prepare=prepare)
+
+
+def _verify(num_sequences: int) -> BenchCase:
+    """With two drafts each, and four tokens that end a sequence."""
+    def prepare(make: Maker) -> list[Call]:
+        def some(*shape: int) -> Tensor:
+            return make.integers(0, 2, *shape)
+
+        return [partial(verify_drafts, some(num_sequences, 3), some(num_sequences, 2), some(num_sequences),
+                        some(num_sequences), some(num_sequences, 4)) for _ in range(2)]
+
+    return BenchCase(
+        op="verify_drafts", units="fp32", name=f"{num_sequences} sequences", dtype="int32", num_rows=num_sequences,
+        flops=0.0, num_bytes=4.0 * num_sequences * (3 + 2 + 1 + 1 + 4 + 1), prepare=prepare)
 
 
 def _norm(d: Dims, tokens: int) -> BenchCase:

@@ -88,7 +88,7 @@ def moved(value: Any, device: torch.device) -> Any:
 def checks(device: torch.device, *, tiny: bool = False) -> Iterator[Check]:
     """All of them, quick ones first. `tiny` leaves out large shapes, for a dry run."""
     ops, reference = TritonOps(device), ReferenceOps()
-    sizes = [("odd", ODD, torch.bfloat16, 7 if tiny else 70), ("odd", ODD, torch.float32, 7 if tiny else 70)]
+    sizes = [("odd", ODD, dtype, 7 if tiny else 70) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
     if not tiny:
         sizes.append(("demo", DEMO, torch.bfloat16, 130))
     for label, dims, dtype, count in sizes:
@@ -97,6 +97,7 @@ def checks(device: torch.device, *, tiny: bool = False) -> Iterator[Check]:
         yield Check(name=f"attention: {name}", run=lambda a=(dims, dtype): _attention(ops, reference, *a))
     yield Check(name="blocks and drafts", run=lambda: _blocks(device))
     yield Check(name="blocks that travel", run=lambda: _window(device))
+    yield Check(name="the fp16 guard", run=lambda: _guard(ops, reference))
     yield Check(name="fp8", run=lambda: _fp8(device, 40 if tiny else 300))
     if not tiny:
         yield Check(name="ops: V3's widths, bfloat16", run=lambda: _row_ops(ops, reference, WIDE, torch.bfloat16, 150))
@@ -172,6 +173,19 @@ def _attention(ops: TritonOps, reference: ReferenceOps, dims: Dims, dtype: torch
         packed = slots.view(*run.cache.shape[:2], -1)
         assert same_bits(device_ops.mla_attention(queries, packed, where, *check, dims.C),
                          device_ops.mla_attention(queries, plain, where, *check, dims.C)), "attention: FP8 latents"
+
+
+def _guard(ops: TritonOps, reference: ReferenceOps) -> None:
+    """The scaled sum before a norm, bit for bit, and its range."""
+    generator = torch.Generator().manual_seed(4)
+    x, residual = (torch.randn(9, 300, generator=generator).half() for _ in range(2))
+    x[1], residual[1] = 60_000, 60_000
+    scales = {"x_scale": 0.4, "residual_scale": 0.4}
+    device_ops: Any = OnDevice(ops)
+    (normed, total), (want, want_total) = (
+        each.add_rms_norm(x, residual, torch.ones(300), 1.6e-7, **scales) for each in (device_ops, reference))
+    assert same_bits(total, want_total), "add_rms_norm: the scaled sum"
+    check_close("add_rms_norm", torch.float16, normed, want)
 
 
 def _many_rows(ops: TritonOps) -> None:

@@ -1,7 +1,8 @@
 """The roofline table: `python -m gpu_bench.roofline --write`.
 
 For each timed call its FLOPs, bytes, and the least time that an H200 needs for them by its datasheet; beside it what
-was measured, from `measured.json` (a committed result of gpu.sh), or "not measured".
+was measured, from `measured.json` (a committed result of gpu.sh), or "not measured". As a page, and as JSON for
+`pd-relay kernels list --roofline`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gpu_bench.bench_cases import BenchCase, Goal, bench_cases
 FOLDER = Path(__file__).resolve().parents[1]
 MEASURED = FOLDER / "measured.json"
 PAGE = FOLDER.parents[1] / "docs" / "kernels" / "roofline.md"
+FIGURES = PAGE.with_suffix(".json")
 BYTES_PER_S = 4.8e12
 FLOPS_PER_S = {"bf16": 990e12, "fp8": 1979e12, "fp32": 67e12}
 Row = dict[str, Any]
@@ -66,24 +68,44 @@ def reached(case: BenchCase, microseconds: float, ceilings: dict[str, float]) ->
     return None
 
 
-def page(document: dict[str, Any] | None) -> str:
-    """The table, with the figures of a result of gpu.sh if there is one."""
+def rows(document: dict[str, Any] | None) -> list[Row]:
+    """A line a timed call. `measured_us`, `share` of the floor and `goal_reached`: None where nothing was measured."""
     timings = {(row["op"], row["name"], row["dtype"]): row for row in document["timings"]} if document else {}
-    lines = []
+    result = []
     for case in bench_cases():
         least, bound = floor_us(case)
-        row = timings.get((case.op, case.name, case.dtype))
+        timing = timings.get((case.op, case.name, case.dtype))
+        median = timing["median_us"] if timing else None
+        value = reached(case, median, document["ceilings"]) if median and document else None
+        result.append({
+            "op": case.op, "call": case.name, "dtype": case.dtype, "flops": case.flops, "bytes": case.num_bytes,
+            "bound_by": bound, "floor_us": round(least, 4), "measured_us": median,
+            "share": least / median if median else None, "goal": goal_text(case), "reached": value,
+            "goal_reached": None if value is None else value >= case.goal_value,
+        })
+    return result
+
+
+def page(document: dict[str, Any] | None) -> str:
+    """The table, with the figures of a result of gpu.sh if there is one."""
+    lines = []
+    for row in rows(document):
         measured, share = "not measured", "–"
-        if row and document:
-            value = reached(case, row["median_us"], document["ceilings"])
-            measured, share = f"{row['median_us']:.1f}", f"{least / row['median_us']:.0%}"
-            if value is not None:
-                share += f" (goal: {'reached' if value >= case.goal_value else f'missed, {value:.2f}'})"
+        if row["measured_us"] is not None:
+            measured, share = f"{row['measured_us']:.1f}", f"{row['share']:.0%}"
+            if row["goal_reached"] is not None:
+                share += f" (goal: {'reached' if row['goal_reached'] else 'missed, {:.2f}'.format(row['reached'])})"
         lines.append(
-            f"| {case.op} | {case.name} | {case.dtype} | {case.flops / 1e9:,.2f} | {case.num_bytes / 1e6:,.1f} "
-            f"| {bound} | {least:,.1f} | {measured} | {share} | {goal_text(case)} |"
+            f"| {row['op']} | {row['call']} | {row['dtype']} | {row['flops'] / 1e9:,.2f} | {row['bytes'] / 1e6:,.1f} "
+            f"| {row['bound_by']} | {row['floor_us']:,.1f} | {measured} | {share} | {row['goal']} |"
         )
     return INTRODUCTION.format(source=_source(document)) + "\n".join(lines) + "\n"
+
+
+def figures(document: dict[str, Any] | None) -> str:
+    """The same as JSON."""
+    about = document["identity"] if document else None
+    return json.dumps({"measured_on": about, "rows": rows(document)}, indent=1) + "\n"
 
 
 def _source(document: dict[str, Any] | None) -> str:
@@ -106,15 +128,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the page instead of comparing with it")
     arguments = parser.parse_args()
-    text = page(committed())
-    if arguments.write:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE} is not what the cases give; write it with --write", file=sys.stderr)
-        return 1
-    return 0
+    wrong = []
+    for file, text in ((PAGE, page(committed())), (FIGURES, figures(committed()))):
+        if arguments.write:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        elif file.read_text(encoding="utf-8") != text:
+            wrong.append(file)
+            print(f"{file} is not what the cases give; write it with --write", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -66,14 +66,16 @@ class Maker:
 
     device: torch.device
     generator: torch.Generator | None
+    dtype: torch.dtype = torch.bfloat16  # of what is not asked for in another
 
     @classmethod
-    def on(cls, device: str, seed: int = 0) -> Maker:
+    def on(cls, device: str, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Maker:
         where = torch.device(device)
         generator = None if where.type == "meta" else torch.Generator(where).manual_seed(seed)
-        return cls(where, generator)
+        return cls(where, generator, dtype)
 
-    def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+    def normal(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+        dtype = dtype or self.dtype
         if self.generator is None:
             return torch.empty(shape, dtype=dtype, device=self.device)
         result = torch.empty(shape, dtype=dtype, device=self.device)
@@ -82,7 +84,7 @@ class Maker:
             part.copy_(torch.randn(part.shape, generator=self.generator, device=self.device) * scale)
         return result
 
-    def weight(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def weight(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.normal(*shape, dtype=dtype, scale=shape[-1] ** -0.5)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

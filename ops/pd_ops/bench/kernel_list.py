@@ -17,7 +17,7 @@ from pd_ops.tables import table
 
 FIGURES = Path(pd_ops.__file__).resolve().parents[2] / "docs" / "benchmarks" / "kernels.json"
 PACKAGE = Path(pd_kernels.__file__).resolve().parent
-FLOATS = ("bf16", "fp32")
+FLOATS = ("bf16", "fp16", "fp32")  # fp16: of the reference and of Triton
 
 # One line each; an op without a line computes in FLOATS. FP8 beside them: weights of linear and moe_experts, latents of
 # latent_write and mla_attention; fp8_gemm and fp8_quant are of activations that are quantized too, on GPUs.

@@ -12,6 +12,7 @@ from pd_engine.errors import InvalidArgument
 from pd_kernels.cpu.native import usable_isas
 from pd_ops.bench.identity import identity, identity_text
 from pd_ops.bench.kernel_list import FIGURES, figures_text, list_ops, ops_text, read_figures
+from pd_ops.bench.kernel_roofline import read_roofline, roofline_text
 from pd_ops.commands import options
 
 DTYPES = ("bf16", "fp32")
@@ -24,10 +25,18 @@ app = typer.Typer(help="The ops and their implementations.", no_args_is_help=Tru
 def list_command(
     context: typer.Context,
     figures: Annotated[Path | None, typer.Option(help="File of `kernels measure`; default: the committed one.")] = None,
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="The GPU kernels' least work and time on an H200, and what was reached.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """List the ops: implementations, dtypes and last measured figures."""
     output = options.start(context, as_json)
+    if roofline:
+        document = read_roofline()
+        output.document({"roofline": document})
+        output.text(roofline_text(document))
+        return
     about, measured = read_figures(figures or FIGURES)
     entries = list_ops(measured)
     output.document({"identity": about or None, "ops": [entry.to_json() for entry in entries]})

@@ -38,6 +38,10 @@ def processor_check(
     if wanted == "reference":
         sentence = f"{processor}; engine.ops says reference: the torch ops run, several times slower than compiled ones"
         return Check(name="ops", result=Result.WARNING, sentence=sentence)
+    if settings.engine.dtype == "fp16":
+        result = Result.FAILED if wanted == "cpu" else Result.WARNING
+        sentence = f"{processor}: engine.dtype says fp16, which only the torch reference has on a CPU; it is slower"
+        return Check(name="ops", result=result, sentence=sentence)
     if usable:
         unused = [isa for isa in isa_names() if isa not in usable]
         rest = f"; not built, or not of this processor: {', '.join(unused)}" if unused else ""
