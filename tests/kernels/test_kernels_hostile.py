@@ -122,7 +122,8 @@ WRONG: dict[str, tuple[str, Call]] = {
     "add_rms_norm: residual of fp32": ("residual_TD", lambda o, c: o.add_rms_norm(c.x.bfloat16(), c.x, c.norm, 1e-6)),
     "concat_norms: fewer rows of b": ("b_TD", lambda o, c: o.concat_norms(c.x, c.norm, c.x[:1], c.norm, 1e-6)),
     "concat_norms: a narrower b": ("b_TD", lambda o, c: o.concat_norms(c.x, c.norm, c.x[:, :8], c.norm, 1e-6)),
-    "linear: float16": ("x_TD must be torch.bfloat16 or torch.float32", lambda o, c: linear(o, c.x.half())),
+    "linear: float64": (
+        "x_TD must be torch.bfloat16 or torch.float16 or torch.float32", lambda o, c: linear(o, c.x.double())),
     "linear: another width": (r"\[T, 32\]", lambda o, c: linear(o, c.x[:, :31])),
     "linear: three dims": ("x_TD", lambda o, c: linear(o, c.x[None])),
     "linear: a number": ("x_TD", lambda o, c: linear(o, torch.tensor(1.0))),
@@ -236,6 +237,23 @@ def test_a_weight_of_another_dtype(name: str) -> None:
     ):
         with pytest.raises(WrongArgument, match=r"must be torch.bfloat16( or FP8)?; got torch.float32"):
             call()
+
+
+@pytest.mark.parametrize("name", kernel_ops.compiled_names())
+def test_fp16_is_not_of_the_compiled_ops(name: str) -> None:
+    """Neither activations, nor weights, nor what goes with them: the reference has all of it."""
+    ops, c = kernel_ops.load(name), case()
+    for call in (
+        lambda: linear(ops, c.x.half()), lambda: ops.rms_norm(c.x.half(), c.norm, 1e-6),
+        lambda: ops.pack_linear(torch.ones(4, 4).half()),
+    ):
+        with pytest.raises(WrongArgument, match=r"compute in torch.bfloat16 and torch.float32; got torch.float16"):
+            call()
+    with pytest.raises(WrongArgument, match="scales are of fp16"):
+        ops.add_rms_norm(c.x, c.x, c.norm, 1e-6, x_scale=0.4)
+    packed = ops.pack_experts(torch.ones(X, 4, D), torch.ones(X, D, 2), None, None)
+    with pytest.raises(WrongArgument, match="a scale is of fp16"):
+        ops.moe_experts(c.x, c.weights, c.experts, packed, shared_scale=0.4)
 
 
 def test_what_is_right_is_taken(ops: Ops) -> None:
