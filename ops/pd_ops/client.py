@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pd_engine.contracts.api_pb2_grpc import PdRelayAsyncStub
 
 CALL_TIMEOUT_S = 10.0
-LOST_CONNECTION = ("Stream removed", "Socket closed", "recvmsg:", "Connection reset")  # as gRPC puts it
+NO_CONNECTION = "failed to connect to all addresses"  # as gRPC puts it
+LOST_CONNECTION = ("Stream removed", "Socket closed", "recvmsg:", "Connection reset")
 T = TypeVar("T")
 Event = api_pb2.GenerateStreamChunk | api_pb2.GenerateComplete
 
@@ -91,11 +92,12 @@ class RouterClient:
         return Completion(complete=completes[0], timing=StreamTiming(start=start, arrivals=tuple(arrivals)))
 
     async def model_info(self) -> api_pb2.GetModelInfoResponse:
-        return await _typed(self._stub.GetModelInfo(api_pb2.GetModelInfoRequest(), timeout=CALL_TIMEOUT_S))
+        call = self._stub.GetModelInfo(api_pb2.GetModelInfoRequest(), timeout=CALL_TIMEOUT_S)
+        return await _typed(call, self._address)
 
     async def explain(self, request: api_pb2.GenerateRequest) -> api_pb2.PlacementReport:
         """Where it would be placed now."""
-        return await _typed(self._stub.Explain(request, timeout=CALL_TIMEOUT_S))
+        return await _typed(self._stub.Explain(request, timeout=CALL_TIMEOUT_S), self._address)
 
     async def require_dtype(self, dtype: str) -> None:
         """Raises:
@@ -117,24 +119,30 @@ class RouterClient:
 
     async def all_loads(self) -> api_pb2.GetLoadsResponse:
         """With the router's own."""
-        return await _typed(self._stub.GetLoads(api_pb2.GetLoadsRequest(), timeout=CALL_TIMEOUT_S))
+        return await _typed(self._stub.GetLoads(api_pb2.GetLoadsRequest(), timeout=CALL_TIMEOUT_S), self._address)
 
     async def traces(self, request: api_pb2.GetTracesRequest) -> list[api_pb2.Trace]:
-        return list((await _typed(self._stub.GetTraces(request, timeout=CALL_TIMEOUT_S))).traces)
+        return list((await _typed(self._stub.GetTraces(request, timeout=CALL_TIMEOUT_S), self._address)).traces)
 
     async def server_info(self) -> api_pb2.GetServerInfoResponse:
-        return await _typed(self._stub.GetServerInfo(api_pb2.GetServerInfoRequest(), timeout=CALL_TIMEOUT_S))
+        call = self._stub.GetServerInfo(api_pb2.GetServerInfoRequest(), timeout=CALL_TIMEOUT_S)
+        return await _typed(call, self._address)
 
 
 def _told(error: grpc.aio.AioRpcError, address: str) -> PdRelayError:
-    """The typed error; where the connection ended under a call, gRPC's details are no words for people."""
+    """The typed error; where no router was reached, or the connection ended under a call, gRPC's details are no words
+    for people."""
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(LOST_CONNECTION):
         return Unavailable(f"the connection to the router at {address} was lost ({details})")
+    if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(NO_CONNECTION):
+        if "timed out" in details:
+            return Unavailable(f"the router at {address} does not answer: it hangs, or its host is too busy or cut off")
+        return Unavailable(f"no router is reached at {address}: {details.rpartition(': ')[2]}")
     return typed_error(error)
 
 
-async def _typed(call: Awaitable[T]) -> T:
+async def _typed(call: Awaitable[T], address: str) -> T:
     """Of a question that a router answers at once.
 
     Raises:
@@ -146,9 +154,9 @@ async def _typed(call: Awaitable[T]) -> T:
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise Unavailable(
-                f"the router did not answer in {CALL_TIMEOUT_S:g} s: it hangs, or its host is too busy"
+                f"the router at {address} did not answer in {CALL_TIMEOUT_S:g} s: it hangs, or its host is too busy"
             ) from None
-        raise typed_error(error) from None
+        raise _told(error, address) from None
 
 
 @asynccontextmanager

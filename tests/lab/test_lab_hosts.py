@@ -75,6 +75,19 @@ def test_a_pool_grows_as_far_as_its_hosts_go(lab: Lab) -> None:
     assert "hosts with pool=prefill, which have room for 0" in refused.document["error"]["message"]
 
 
+def test_the_doctor_finds_nothing_while_it_serves(lab: Lab) -> None:
+    """But for the router's ports, which its router has."""
+    looked = lab.command("doctor", "--hosts", lab.file, "--no-rows", "--json", timeout_s=UP_S)
+    assert looked.code == 0, looked.stdout + looked.stderr
+    checks = {(one["kind"], check["name"]): check for one in looked.document["hosts"] for check in one["checks"]}
+    assert [where for where, check in checks.items() if check["result"] == "failed"] == []
+    assert checks["router", "ports"]["result"] == "warning"
+    for kind in ("router", "prefill", "decode"):
+        assert checks[kind, "same"]["sentence"] == "version, ops and checkpoint are the head's"
+        assert checks[kind, "network"]["sentence"].startswith("reaches the 4 others")
+        assert checks[kind, "wall clock"]["result"] == "ok", "they have one clock"
+
+
 @pytest.mark.parametrize("name", [
     "kill-host", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill-decode", "cut-host", "kill-head"))
 ])

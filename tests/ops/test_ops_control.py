@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, Unavailable
 from pd_engine.settings import load_settings
+from pd_ops.cluster import control_client
 from pd_ops.cluster import control_server as served
-from pd_ops.cluster.control_messages import MAX_LINE_BYTES, DrainRequest, ScaleRequest, parse_request
+from pd_ops.cluster.control_messages import MAX_LINE_BYTES, DrainRequest, ScaleRequest, StatusRequest, parse_request
 from pd_ops.cluster.control_server import control_server, socket_path
 from pd_ops.cluster.operations import Caller, Operations
 from pd_ops.commands.scale import parse_sizes
@@ -24,8 +27,10 @@ class Slow(Operations):
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
+        self.begun: list[Any] = []
 
     async def run(self, request: Any, caller: Caller) -> dict[str, Any]:
+        self.begun.append(request)
         caller.tell("begun")
         await caller.has_left.wait()
         self.left.set()
@@ -49,13 +54,16 @@ async def test_progress_then_a_result_and_whoever_leaves_is_noticed() -> None:
         operations = Slow()
         async with control_server(operations) as address:
             request = ScaleRequest(decode=2, drain_s=1.0).model_dump_json().encode() + b"\n"
-            assert await ask(address, request) == [{"progress": "begun"}, {"result": {"settings": "demo"}}]
-            operations.left.clear()
-            reader, writer = await asyncio.open_unix_connection(socket_path(address))
-            writer.write(request)
-            assert json.loads(await reader.readline()) == {"progress": "begun"}
-            writer.close()
-            await operations.left.wait()
+            for leave in (asyncio.StreamWriter.write_eof, asyncio.StreamWriter.close):
+                operations.left.clear()
+                reader, writer = await asyncio.open_unix_connection(socket_path(address))
+                writer.write(request)
+                assert json.loads(await reader.readline()) == {"progress": "begun"}
+                leave(writer)
+                await operations.left.wait()
+                if leave is asyncio.StreamWriter.write_eof:
+                    assert json.loads(await reader.readline()) == {"result": {"settings": "demo"}}
+                writer.close()
 
 
 async def test_a_cluster_that_stops_tells_who_waits() -> None:
@@ -65,6 +73,32 @@ async def test_a_cluster_that_stops_tells_who_waits() -> None:
         await reader.readline()
     assert json.loads(await reader.readline())["error"]["code"] == "unavailable"
     writer.close()
+
+
+async def test_who_has_left_before_anything_was_begun_changes_nothing() -> None:
+    """As where this process stood still while a command waited for it, until somebody ended the command."""
+    operations = Slow()
+    async with control_server(operations) as address:
+        _, writer = await asyncio.open_unix_connection(socket_path(address))
+        writer.write(ScaleRequest(decode=2, drain_s=1.0).model_dump_json().encode() + b"\n")
+        writer.close()  # before the other side, in this loop, has read anything
+        [reply] = await ask(address, b"{}\n")
+        await asyncio.sleep(2 * served.LOOK_S)
+    assert reply["error"]["code"] == "invalid_argument"
+    assert operations.begun == []
+
+
+async def test_a_controller_that_hangs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with listener:
+        listener.bind(socket_path("pd-relay-test-hangs"))
+        listener.listen()
+        monkeypatch.setattr(control_client, "ready_state", lambda name: SimpleNamespace(
+            control_address="pd-relay-test-hangs"
+        ))
+        monkeypatch.setattr(control_client, "ANSWER_TIMEOUT_S", 0.05)
+        with pytest.raises(Unavailable, match=r"did not answer in 0.05 s: it hangs"):
+            await control_client.ask_controller("a", StatusRequest())
 
 
 async def test_what_is_no_request_is_answered() -> None:

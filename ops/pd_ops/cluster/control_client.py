@@ -9,12 +9,11 @@ from typing import Any
 
 from pd_engine.errors import FailedPrecondition, Unavailable, from_code
 from pd_ops.client import ready_state
-from pd_ops.cluster.control_messages import Request, SettingsRequest, StatusRequest
+from pd_ops.cluster.control_messages import QUESTIONS, Request
 from pd_ops.cluster.control_server import is_own_peer, socket_path
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 ANSWER_TIMEOUT_S = 15.0
-QUESTIONS = (StatusRequest, SettingsRequest)
 
 
 async def ask_controller(

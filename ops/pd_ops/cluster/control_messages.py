@@ -87,6 +87,8 @@ Request = (
     StatusRequest | SettingsRequest | ScaleRequest | DrainRequest | RollRequest | RoleRequest | SpoilRequest
 )
 
+QUESTIONS = (StatusRequest, SettingsRequest)  # answered at once; nothing is changed
+
 _ADAPTER: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="command")])
 
 

@@ -17,11 +17,12 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from pd_engine.errors import Internal, InvalidArgument, PdRelayError, Unavailable
-from pd_ops.cluster.control_messages import MAX_LINE_BYTES, parse_request
+from pd_engine.errors import Cancelled, Internal, InvalidArgument, PdRelayError, Unavailable
+from pd_ops.cluster.control_messages import MAX_LINE_BYTES, QUESTIONS, parse_request
 from pd_ops.cluster.operations import Caller, Operations
 
 REQUEST_TIMEOUT_S = 10.0
+LOOK_S = 0.05
 _PEER = struct.Struct("3i")  # Linux's struct ucred: pid, uid, gid
 
 log = logging.getLogger(__name__)
@@ -102,9 +103,21 @@ class _Conversation:
         caller = Caller(lambda sentence: self._send("progress", sentence))
         leaving = asyncio.create_task(self._watch(caller))
         try:
+            if not isinstance(request, QUESTIONS):
+                await self._check_there(leaving)
             return await self._operations.run(request, caller)
         finally:
             leaving.cancel()
+
+    async def _check_there(self, leaving: asyncio.Task[None]) -> None:
+        """A request may have lain here for long while this process, or its host, stood still.
+
+        Raises:
+            Cancelled: its sender has left meanwhile.
+        """
+        done, _ = await asyncio.wait({leaving}, timeout=LOOK_S)
+        if done:
+            raise Cancelled("the command has left before anything was begun")
 
     async def _watch(self, caller: Caller) -> None:
         """A caller says nothing more; the end of what it sends is its leaving."""

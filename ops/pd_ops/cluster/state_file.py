@@ -163,15 +163,24 @@ def read_state(name: str) -> ClusterState:
             f"a cluster's name has 1 to 32 lower-case letters, digits and hyphens, none in front, got {name[:64]!r}"
         )
     if not is_running(name):
-        others = running_clusters()
-        hint = f"running: {', '.join(others)}" if others else "start one with pd-relay serve"
-        raise NotFound(f"no cluster named {name!r} runs on this host; {hint}")
+        raise NotFound(f"no cluster named {name!r} runs on this host; {_hint(name)}")
     try:
         return ClusterState.from_json(_state_path(state_directory(), name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FailedPrecondition(f"the cluster {name!r} is starting; try again in a moment") from None
     except (ValueError, TypeError, KeyError):
         raise FailedPrecondition(f"the cluster {name!r} was started by another version of pd-relay") from None
+
+
+def _hint(name: str) -> str:
+    """What somebody wants to know who looks for a cluster that does not run."""
+    if _state_path(state_directory(), name).exists():  # who ends in order takes it away
+        return (
+            f"its `pd-relay serve` was killed or has crashed, and its processes have ended with it: their logs are in "
+            f"{log_directory(name)}"
+        )
+    others = running_clusters()
+    return f"running: {', '.join(others)}" if others else "start one with pd-relay serve"
 
 
 def running_clusters() -> list[str]:

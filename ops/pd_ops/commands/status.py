@@ -21,6 +21,8 @@ COLUMNS = (
     "preempted", "rss", "weights", "arena", "ops", "load",
 )
 
+PROCESS_COLUMNS = ("process", "state", "pid", "address", "restarts", "ended before")
+
 EPOCH_CHARS = 8  # shown to people
 
 
@@ -40,7 +42,7 @@ def command(
         info = asyncio.run(server_info(find_router(address=address, grpc_port=grpc_port, cluster=cluster)))
     except Unavailable:
         if processes is not None:
-            output.text("\n".join(processes_lines(processes)))
+            output.text(processes_text(processes))
         raise
     document = {**status_document(info, serving_pid), "processes": processes}
     output.document(document)
@@ -54,6 +56,16 @@ def _processes(cluster: str, output: Output) -> Document | None:
     except Unavailable as error:
         output.note(f"without processes: {error.message}")
         return None
+
+
+def processes_text(processes: Document) -> str:
+    """All that the controller has to tell, where the router tells nothing."""
+    rows = [
+        [member["id"], member["state"], member["pid"] or "-", member["address"] or "-", member["restarts"],
+         member["last_end"] or ""]
+        for member in [processes["router"], *processes["workers"]]
+    ]
+    return "\n".join([table(PROCESS_COLUMNS, rows), *_other_lines(processes)])
 
 
 def status_document(info: api_pb2.GetServerInfoResponse, serving_pid: int | None) -> Document:
@@ -89,9 +101,13 @@ def processes_lines(processes: Document) -> list[str]:
         + (f" ({member['last_end']})" if member["last_end"] else "")
         for member in members if member["state"] != "serving" or member["restarts"]
     ]
-    hosts = processes.get("hosts", []) if processes else []
-    lines += [f"host {host['address']}: pool {host['pool']}, {host['free_cpus']:g} CPUs free" for host in hosts]
-    return lines + ([f"under way: {processes['operation']}"] if processes and processes["operation"] else [])
+    return [*lines, *_other_lines(processes)]
+
+
+def _other_lines(processes: Document) -> list[str]:
+    hosts = processes.get("hosts", [])
+    lines = [f"host {host['address']}: pool {host['pool']}, {host['free_cpus']:g} CPUs free" for host in hosts]
+    return lines + ([f"under way: {processes['operation']}"] if processes.get("operation") else [])
 
 
 def _worker_document(worker: api_pb2.WorkerStatus) -> Document:
