@@ -69,6 +69,8 @@ def test_what_a_killed_process_left_is_no_cluster(directory: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
     assert (directory / "one.json").exists()
     assert not is_running("one")
+    with pytest.raises(NotFound, match=r"was killed or has crashed.*their logs are in .*one\.logs"):
+        read_state("one")
     with StateFile("one") as file:
         file.write(STATE)
         assert read_state("one").pid == STATE.pid
