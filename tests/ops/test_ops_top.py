@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from types import SimpleNamespace
+from typing import Any
 
 from pd_engine.contracts import worker_pb2 as pb
-from pd_ops.commands.top import BAR_CHARS, CLEAR, bar
+from pd_ops.commands.top import BAR_CHARS, CLEAR, _watch, bar
 from support.commands import run_command
 from support.router_lab import eventually, router_lab
 
@@ -42,6 +45,19 @@ async def test_it_looks_once_or_again_and_again() -> None:
     assert set(looks[0]["router_stage_seconds"]) == {"tokenize", "streaming"}
     others = [line for line in lines if line.startswith(("router:", "prefill-0:"))]
     assert others == ["router: tokenize 0.0 %, streaming 0.0 %, else 100.0 %"]
+
+
+async def test_a_router_that_is_elsewhere_is_found_again() -> None:
+    documents: list[Any] = []
+    notes: list[str] = []
+    output: Any = SimpleNamespace(document=documents.append, text=lambda text: None, note=notes.append)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gone = f"127.0.0.1:{server.getsockname()[1]}"
+    async with router_lab() as lab:
+        places = [gone, lab.grpc_address]
+        await _watch(lambda: places.pop(0), output, 0.01, 3)
+    assert [note.partition(": ")[0] for note in notes] == [f"no router is reached at {gone}"]
+    assert len(documents) == 2
 
 
 def test_bars() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -35,30 +35,37 @@ def command(
 ) -> None:
     """Show requests, workers, their blocks, queues and speeds, again and again until Ctrl-C."""
     output = options.start(context, as_json)
-    router = find_router(address=address, grpc_port=grpc_port, cluster=cluster)
-    asyncio.run(_watch(router, output, interval, looks))
+    def find() -> str:
+        return find_router(address=address, grpc_port=grpc_port, cluster=cluster)
+
+    asyncio.run(_watch(find, output, interval, looks))
 
 
-async def _watch(router: str, output: Output, interval_s: float, num_looks: int | None) -> None:
+async def _watch(find: Callable[[], str], output: Output, interval_s: float, num_looks: int | None) -> None:
+    """`find`: where the router is; one that is not reached may be elsewhere when it is back."""
     interrupts, is_only_one = Interrupts(), num_looks == 1
-    async with router_client(router) as client:
-        while True:
-            await _look(client, output, is_only_one=is_only_one)
-            num_looks = None if num_looks is None else num_looks - 1
-            if num_looks == 0 or await unless(interrupts.first, _slept(interval_s)) is None:
-                return
+    while True:
+        async with router_client(find()) as client:
+            is_there = True
+            while is_there:
+                is_there = await _look(client, output, is_only_one=is_only_one)
+                num_looks = None if num_looks is None else num_looks - 1
+                if num_looks == 0 or await unless(interrupts.first, _slept(interval_s)) is None:
+                    return
 
 
-async def _look(client: RouterClient, output: Output, *, is_only_one: bool) -> None:
+async def _look(client: RouterClient, output: Output, *, is_only_one: bool) -> bool:
+    """Whether there was something to see."""
     try:
         document = top_document(await client.server_info(), await client.all_loads())
     except Unavailable as error:
         if is_only_one:
             raise
         output.note(error.message)  # the router is being started again
-        return
+        return False
     output.document(document)
     output.text(("" if is_only_one else CLEAR) + top_text(document))
+    return True
 
 
 def top_document(info: api_pb2.GetServerInfoResponse, loads: api_pb2.GetLoadsResponse) -> Document:
