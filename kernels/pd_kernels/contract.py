@@ -25,8 +25,8 @@ FLOAT32: Dtypes = frozenset({torch.float32})
 INT32: Dtypes = frozenset({torch.int32})
 INT64: Dtypes = frozenset({torch.int64})
 SAMPLING_DTYPES = {
-    "temperature_T": np.float32, "top_k_T": np.int32, "top_p_T": np.float32, "min_p_T": np.float32,
-    "seed_T": np.uint64, "position_T": np.int64,
+    "temperature_T": np.dtype(np.float32), "top_k_T": np.dtype(np.int32), "top_p_T": np.dtype(np.float32),
+    "min_p_T": np.dtype(np.float32), "seed_T": np.dtype(np.uint64), "position_T": np.dtype(np.int64),
 }
 
 
@@ -158,7 +158,7 @@ def sampling(logits_TZ: Tensor, rows: SamplingRows, device: torch.device) -> Non
     for name, dtype in SAMPLING_DTYPES.items():
         values: npt.NDArray[np.generic] = getattr(rows, name)
         if values.dtype != dtype or values.shape != logits_TZ.shape[:1] or not values.flags.c_contiguous:
-            raise WrongArgument(f"sample: rows.{name} must be {np.dtype(dtype)} [{logits_TZ.shape[0]}], contiguous; "
+            raise WrongArgument(f"sample: rows.{name} must be {dtype} [{logits_TZ.shape[0]}], contiguous; "
                                 f"got {values.dtype} {list(values.shape)}, strides in bytes {values.strides}")
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from pd_engine.sampling.params import MAX_SPECULATE
 from pd_engine.sequence import FinishReason, SampledToken, Sequence
 from pd_engine.steps.draft import catch_up, draft_tokens, num_wanted_drafts, pending_states
 from pd_engine.steps.overflow import all_or_raise, finite_rows, overflow_error
-from pd_engine.steps.rows import Span, build_step
+from pd_engine.steps.rows import Span, build_step, tensor
 from pd_engine.steps.sample import Place, sample_rows, token_logprobs
 from pd_engine.steps.state import can_draft
 from pd_kernels.ops import Rows
@@ -79,7 +80,8 @@ def try_decode_step(
         for sequence, drafted in zip(sequences, drafts, strict=True)
     ]
     ids = [[sequence.token_ids[-1], *drafted] for sequence, drafted in zip(sequences, drafts, strict=True)]
-    ids_T = torch.tensor([token for span_ids in ids for token in span_ids], device=engine.ops.device)
+    flat_ids = [token for span_ids in ids for token in span_ids]
+    ids_T = tensor(np.array(flat_ids, dtype=np.int64), engine.ops.device)
     step = build_step(spans, engine.layout.block_size, engine.ops.device)
     hidden_TD, logits_TZ = _forward(engine, ids_T, step)
     sampled = _sample_spans(engine, logits_TZ, sequences, drafts)
@@ -89,11 +91,11 @@ def try_decode_step(
         for sequence, tokens, drafted in zip(sequences, sampled, drafts, strict=True)
     ]
     emitted = _with_logprobs(engine, logits_TZ, spans, sampled, counts)
-    for sequence, hidden, tokens, drafted in zip(
-        sequences, torch.split(hidden_TD, [span.count for span in spans]), emitted, drafts, strict=True
-    ):
+    first = 0
+    for sequence, tokens, drafted in zip(sequences, emitted, drafts, strict=True):
         if tokens:
-            _advance(sequence, tokens, hidden, len(drafted))
+            _advance(sequence, tokens, hidden_TD[first : first + len(tokens)], len(drafted))
+        first += 1 + len(drafted)
     catch_up(engine, [sequence for sequence, drafted in zip(sequences, drafts, strict=True) if not drafted])
     return [
         DecodeOutput(
@@ -174,13 +176,12 @@ def _advance(sequence: Sequence, tokens: Seq[SampledToken], hidden: Tensor, num_
 
     A sequence that does not speculate keeps only the last one; its MTP slots then end where they are.
     """
-    new = hidden[: len(tokens)]
     if num_drafted:
-        pending = new.clone()
+        pending = hidden.clone()
     elif sequence.speculate and can_draft(sequence):
-        pending = torch.cat([pending_states(sequence), new])
+        pending = torch.cat([pending_states(sequence), hidden])
     else:
-        pending = new[-1:].clone()
+        pending = hidden[-1:].clone()
     sequence.token_ids += [token.token_id for token in tokens]
     sequence.num_computed += len(tokens)
     sequence.num_drafted += num_drafted

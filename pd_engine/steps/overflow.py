@@ -3,6 +3,7 @@ sequence that it belongs to ends."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
@@ -20,8 +21,8 @@ def finite_rows(logits_TZ: Tensor) -> list[bool]:
     A row's sum is finite only if all of it is, and costs a tenth of looking at each number; only a row whose sum is not
     (finite numbers may add up to infinity too) is looked at closely.
     """
-    finite: list[bool] = torch.isfinite(logits_TZ.sum(dim=1)).tolist()
-    return [known or bool(torch.isfinite(logits_Z).all()) for known, logits_Z in zip(finite, logits_TZ, strict=True)]
+    sums: list[float] = logits_TZ.sum(dim=1).tolist()
+    return [math.isfinite(total) or bool(torch.isfinite(logits_TZ[row]).all()) for row, total in enumerate(sums)]
 
 
 def overflow_error(position: int) -> Internal:

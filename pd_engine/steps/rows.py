@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,41 +40,45 @@ def build_step(
         expand_prompts: whether positions of the prompt attend in the expanded form (`prefill_form: expanded`).
             Generated positions never do, so that a replay gives the bits that decoding gave.
     """
-    positions_T = _positions(spans)
-    sequence_T = np.repeat(np.arange(len(spans), dtype=np.int32), [span.count for span in spans])
-    tables_SB = _block_tables(spans, block_size)
-    blocks_T = tables_SB[sequence_T, positions_T // block_size]
-    slots_T = blocks_T.astype(np.int64) * block_size + positions_T % block_size
-    tables = torch.from_numpy(tables_SB).to(device)
-
-    def rows(chosen: npt.NDArray[np.int64] | slice) -> Rows:
-        return Rows(
-            positions_T=torch.from_numpy(positions_T[chosen]).to(device),
-            sequence_T=torch.from_numpy(sequence_T[chosen]).to(device),
-            block_tables_SB=tables, slots_T=torch.from_numpy(slots_T[chosen]).to(device),
-        )
-
+    tables = tensor(_block_tables(spans, block_size), device)
+    # Lists first: of a few rows, as in decode steps, they cost less than operations on arrays would.
+    places = [(index, position) for index, span in enumerate(spans) for position in range(span.start, span.end)]
+    positions_T = np.array([position for _, position in places], dtype=np.int32)
+    sequence_T = np.array([index for index, _ in places], dtype=np.int32)
+    slots_T = np.array([
+        spans[index].sequence.block_ids[position // block_size] * block_size + position % block_size
+        for index, position in places
+    ], dtype=np.int64)
+    rows = Rows(
+        positions_T=tensor(positions_T, device), sequence_T=tensor(sequence_T, device), block_tables_SB=tables,
+        slots_T=tensor(slots_T, device),
+    )
     if not expand_prompts:
-        return StepRows(rows=rows(slice(None)))
+        return StepRows(rows=rows)
     is_prompt_T = positions_T < np.array([span.sequence.num_prompt_tokens for span in spans])[sequence_T]
 
     def subset(chosen_T: npt.NDArray[np.bool_]) -> RowSubset | None:
         indices = np.flatnonzero(chosen_T)
         if not len(indices):
             return None
-        return RowSubset(indices=torch.from_numpy(indices).to(device), rows=rows(indices))
+        return RowSubset(indices=tensor(indices, device), rows=Rows(
+            positions_T=tensor(positions_T[indices], device), sequence_T=tensor(sequence_T[indices], device),
+            block_tables_SB=tables, slots_T=tensor(slots_T[indices], device),
+        ))
 
-    return StepRows(rows=rows(slice(None)), expanded=subset(is_prompt_T), absorbed=subset(~is_prompt_T))
+    return StepRows(rows=rows, expanded=subset(is_prompt_T), absorbed=subset(~is_prompt_T))
 
 
 def token_ids(spans: Seq[Span], device: torch.device = CPU) -> torch.Tensor:
     """The known tokens of the spans: int64 [T]."""
     ids = [token for span in spans for token in span.sequence.token_ids[span.start : span.end]]
-    return torch.tensor(ids, device=device)
+    return tensor(np.array(ids, dtype=np.int64), device)
 
 
-def _positions(spans: Seq[Span]) -> npt.NDArray[np.int32]:
-    return np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in spans])
+def tensor(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array as a tensor, there: over the same memory on the CPU."""
+    shared = torch.from_numpy(values)
+    return shared if device.type == "cpu" else shared.to(device)
 
 
 def _block_tables(spans: Seq[Span], block_size: int) -> npt.NDArray[np.int32]:
