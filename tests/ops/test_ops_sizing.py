@@ -17,6 +17,7 @@ from pd_ops.bench.serve.record import Outcome as End
 from pd_ops.bench.serve.record import Record
 from pd_ops.bench.serve.summary import percentile
 from pd_ops.sizing.cache import Prompt
+from pd_ops.sizing.cells import deal, play, split
 from pd_ops.sizing.cost_model import CostModel, read_cost
 from pd_ops.sizing.fitting import Steps, fit, plane, steps_of
 from pd_ops.sizing.histogram import Histogram
@@ -171,6 +172,54 @@ def test_a_fit_finds_what_was_measured() -> None:
 def test_a_fit_needs_enough() -> None:
     with pytest.raises(InvalidArgument, match="at least 10 finished requests"):
         fit(example())
+
+
+def test_cells_are_equal_and_have_some_of_each_pool() -> None:
+    cells = split(replace(POOLS, prefill=5, decode=7), 3)
+    assert [(cell.prefill, cell.decode) for cell in cells] == [(2, 3), (2, 2), (1, 2)]
+    assert [cell.prefill for cell in split(replace(POOLS, prefill=0, decode=2), 2)] == [0, 0]
+    for prefill, decode in ((2, 9), (9, 2)):
+        with pytest.raises(InvalidArgument, match=f"{prefill}:{decode} workers cannot be 3 cells"):
+            split(replace(POOLS, prefill=prefill, decode=decode), 3)
+
+
+def test_a_request_goes_where_its_beginning_is_while_that_cell_has_its_share() -> None:
+    def turn(talk: int, number: int) -> Traveller:
+        hashes = tuple(bytes([talk, block]) * 8 for block in range(8 * (number + 1)))
+        return Traveller(0.0, Prompt(num_tokens=100, hashes=hashes), 10, 10)
+
+    cells = split(replace(POOLS, prefill=2, decode=2), 2)
+    talks = [turn(talk, number) for number in range(20) for talk in range(2)]
+    found = deal(talks, cells)
+    assert [{one.prompt.hashes[0][0] for one in mine} for mine in found] == [{0}, {1}]
+    one_talk = deal([turn(0, number) for number in range(20)], cells)
+    assert [len(mine) for mine in one_talk] == [10, 10]
+
+
+def test_one_cell_is_one_world_and_a_hundred_times_as_much_in_a_hundred_cells_is_the_same() -> None:
+    exact = World(POOLS, COST, load(40, 4)).run()
+    alone = play(POOLS, COST, load(40, 4), num_cells=1, seed=0, failures=[])
+    assert [one.end_s for one in alone.travellers] == [one.end_s for one in exact.travellers]
+    tenfold = [traveller(one.arrival_s, 100, 20) for one in load(20, 4) for _ in range(10)]
+    many = play(replace(POOLS, prefill=10, decode=10), COST, tenfold, num_cells=10, seed=0, failures=[])
+    single = World(POOLS, COST, tenfold_again := [traveller(one.arrival_s, 100, 20) for one in load(20, 4)]).run()
+    assert [one.end_s for one in many.travellers[::10]] == [one.end_s for one in tenfold_again]
+    assert many.totals.num_steps == 10 * single.totals.num_steps
+    assert many.decode_busy_s == pytest.approx(10 * single.decode_busy_s)
+    assert many.totals.itl_ms.percentile(0.99) == single.totals.itl_ms.percentile(0.99)
+
+
+def test_a_worker_dies_in_its_own_cell() -> None:
+    pools, failure = replace(POOLS, prefill=4, decode=4), Failure(worker_id="decode-3", at_s=3.0, back_after_s=2.0)
+    first_cell = [traveller.arrival_s for traveller in deal(load(160, 16), split(pools, 2))[0]]
+    outcome = play(pools, COST, load(160, 16), num_cells=2, seed=0, failures=[failure])
+    assert outcome.totals.num_moved > 0
+    assert all(one.ending == "finished" for one in outcome.travellers)
+    untouched = play(pools, COST, load(160, 16), num_cells=2, seed=0, failures=[])
+    changed = [mine.arrival_s for mine, other in zip(outcome.travellers, untouched.travellers, strict=True)
+               if mine.end_s != other.end_s]
+    assert changed
+    assert not set(changed) & set(first_cell)
 
 
 def test_the_front_leaves_out_what_another_beats() -> None:

@@ -42,6 +42,9 @@ def command(
     write_cost: Annotated[Path | None, typer.Option(help="File to write the cost model to.")] = None,
     pools: Annotated[list[str] | None, typer.Option(help="P:D, prefill and decode workers; repeatable.")] = None,
     workers: Annotated[int | None, typer.Option(min=2, max=64, help="All ratios of so many workers.")] = None,
+    cell_workers: Annotated[
+        int | None, typer.Option(min=2, help="Of more workers, so many play together; for thousands.")
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Load: the requests of this bench serve result, beside what it measured.")
     ] = None,
@@ -89,7 +92,7 @@ def command(
         "variation": burstiness, "length_scale": length_scale, "seed": seed,
     }
     study, load = _study(
-        costs, measured, plan, max_context=max_context, cache_tokens=cache_tokens, seed=seed,
+        costs, measured, plan, max_context=max_context, cache_tokens=cache_tokens, seed=seed, cell_workers=cell_workers,
         failures=tuple(parse_failure(text, back_after_s=back_after) for text in fail or ()),
         more={"chunk_tokens": chunk_tokens, "max_batch": max_batch, "local_tokens": local_tokens, "refuses": refuse,
               "ttft_target_ms": ttft_target_ms, "itl_target_ms": itl_target_ms},
@@ -135,7 +138,7 @@ def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment
 
 def _study(
     costs: CostModel, measured: Result | None, plan: Document, *, max_context: int, cache_tokens: int, seed: int,
-    failures: tuple[object, ...], more: Document,
+    cell_workers: int | None, failures: tuple[object, ...], more: Document,
 ) -> tuple[Study, Document]:
     """And what the load is, in the words of bench serve."""
     from pd_ops.bench.serve.load import LoadPlan, build_load
@@ -158,7 +161,10 @@ def _study(
             raise InvalidArgument("the requests of the load have blocks of different sizes")
         make = lambda: travellers_of(built.requests)  # noqa: E731
     sizes = Pools(prefill=1, decode=1, num_blocks=max(1, cache_tokens // block_size), block_size=block_size, **more)
-    return Study(cost=costs, travellers=make, pools=sizes, failures=failures, seed=seed), load  # type: ignore[arg-type]
+    study = Study(
+        cost=costs, travellers=make, pools=sizes, failures=failures, seed=seed, cell_workers=cell_workers,  # type: ignore[arg-type]
+    )
+    return study, load
 
 
 def _chosen(pools: list[str] | None, workers: int | None, measured: Result | None) -> list[tuple[int, int]]:

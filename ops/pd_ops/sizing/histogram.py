@@ -22,6 +22,11 @@ class Histogram:
         self.count += count
         self.total += value * count
 
+    def merge(self, other: Histogram) -> None:
+        self._counts.update(other._counts)
+        self.count += other.count
+        self.total += other.total
+
     def percentile(self, share: float) -> float | None:
         """None: there is no value."""
         if not self.count:

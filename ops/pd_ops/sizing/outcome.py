@@ -91,6 +91,14 @@ class Totals:
         self.num_steps += 1
         self.num_step_sequences += size
 
+    def add(self, other: Totals) -> None:
+        """Those of workers that had nothing to do with these."""
+        self.itl_ms.merge(other.itl_ms)
+        self.num_steps += other.num_steps
+        self.num_step_sequences += other.num_step_sequences
+        self.num_local += other.num_local
+        self.num_moved += other.num_moved
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:

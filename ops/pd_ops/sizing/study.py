@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +11,10 @@ from pd_engine.errors import InvalidArgument
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.serve.cost import MILLION, SECONDS_AN_HOUR
 from pd_ops.bench.serve.result import Result
+from pd_ops.sizing.cells import play
 from pd_ops.sizing.cost_model import CostModel
 from pd_ops.sizing.outcome import Traveller
 from pd_ops.sizing.pools import Failure, Pools
-from pd_ops.sizing.world import World
 
 MAX_WORKERS = 4096
 
@@ -23,6 +24,7 @@ class Study:
     """Attributes:
     travellers: makes the load anew: a simulation uses it up.
     pools: but for how many workers each has.
+    cell_workers: of more workers than that, about so many play together; None: all of them, always.
     """
 
     cost: CostModel
@@ -30,15 +32,19 @@ class Study:
     pools: Pools
     failures: tuple[Failure, ...] = ()
     seed: int = 0
+    cell_workers: int | None = None
 
     def row(self, prefill: int, decode: int, *, with_failures: bool) -> Document:
         """The summary of one simulation, and which workers died in it."""
         failures = self.failures if with_failures else ()
         pools = replace(self.pools, prefill=prefill, decode=decode)
-        outcome = World(pools, self.cost, self.travellers(), seed=self.seed, failures=failures).run()
+        num_cells = 1 if self.cell_workers is None else math.ceil((prefill + decode) / self.cell_workers)
+        outcome = play(
+            pools, self.cost, self.travellers(), num_cells=num_cells, seed=self.seed, failures=failures
+        )
         return {
             **outcome.summary(prefill=prefill, decode=decode, ttft_ms=pools.ttft_target_ms, itl_ms=pools.itl_target_ms),
-            "died": [failure.worker_id for failure in failures],
+            "died": [failure.worker_id for failure in failures], "cells": num_cells,
         }
 
 
