@@ -159,6 +159,6 @@ def no_quarantine(patch: pytest.MonkeyPatch) -> None:
 FOUND_SOON: tuple[Plant, ...] = (
     doubled_resume, early_unpin, commit_before_verified, index_not_deduplicated,
     freed_while_computing, takeover_of_unverified_blocks, checksum_ignored, kept_block_given_twice,
-    lease_not_renewed, epoch_not_renewed, copy_back_forgotten, lost_abort, deserted_choice_kept, no_quarantine,
+    lease_not_renewed, epoch_not_renewed, copy_back_forgotten, lost_abort, deserted_choice_kept,
 )
-FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored)
+FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored, no_quarantine)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 
 from pd_ops.simulation.around import SimulatedSurroundings
@@ -14,7 +15,7 @@ from pd_ops.simulation.members import SimulatedRouter, SimulatedWorker, address_
 from pd_ops.simulation.network import Network
 from pd_ops.simulation.process import Process
 from pd_ops.simulation.server import Witness
-from pd_ops.simulation.transfers import FetchFaults, Places
+from pd_ops.simulation.transfers import Places
 from pd_ops.simulation.weather import Front, SeededPace, SeededWeather, fetch_faults
 from pd_router.journey import Journey
 from pd_router.link_state import WorkerEndpoint
@@ -24,12 +25,13 @@ STORM = 0.3        # share of messages or calls
 CALM_AFTER_S = 4.0  # after a trouble
 DESERTED_S = 1.6   # after a router's death: a lease, and the time of a look
 CLOCK_RATES = (0.98, 1.02)
-NUM_BLOCKS = {"prefill": 36, "decode": 26}  # of a worker of that role
+NUM_BLOCKS = {"prefill": 36, "decode": 26}  # of a worker of that role: too few for all at once
 STORMS = {FaultName.SLOW: "slow", FaultName.LOST_REPLIES: "lost", FaultName.DUPLICATES: "doubled"}
 
 
 class SimulatedCluster:
     """Args:
+    num_blocks: of a worker of that role.
     has_long_steps: its workers take several steps a second, not a hundred.
     chance: random numbers for what is named.
     tell, complain: what happens, and what never may.
@@ -44,12 +46,14 @@ class SimulatedCluster:
     """
 
     def __init__(
-        self, loop: VirtualLoop, *, worker_names: Sequence[str], router_names: Sequence[str], has_long_steps: bool,
+        self, loop: VirtualLoop, *, worker_names: Sequence[str], router_names: Sequence[str],
+        num_blocks: Mapping[str, int], has_long_steps: bool,
         chance: Callable[[str], random.Random], tell: Callable[[Process | None, str], None],
         complain: Callable[[str], None], on_end: Callable[[Journey], None],
     ) -> None:
         self.worker_names = worker_names
         self.router_names = router_names
+        self._num_blocks = num_blocks
         self._has_long_steps = has_long_steps
         self.weather = SeededWeather(random=chance("network"))
         self.network = Network(loop, self.weather)
@@ -64,7 +68,7 @@ class SimulatedCluster:
         self._complain = complain
         self._on_end = on_end
         self._ids = chance("ids")
-        self._bad_fetches: set[str] = set()
+        self._bad_fetches: Counter[str] = Counter()
         self.num_troubles = 0
         self.num_troubles_now = 0
         self.last_trouble_s = -CALM_AFTER_S
@@ -110,9 +114,9 @@ class SimulatedCluster:
             case FaultName.CUT:
                 await self._cut(trouble)
             case FaultName.BAD_FETCHES:
-                self._bad_fetches.add(trouble.target)
+                self._bad_fetches[trouble.target] += 1
                 await asyncio.sleep(trouble.seconds)
-                self._bad_fetches.discard(trouble.target)
+                self._bad_fetches[trouble.target] -= 1
             case FaultName.SLOW | FaultName.LOST_REPLIES | FaultName.DUPLICATES:
                 front = self.weather.fronts.setdefault(trouble.target, Front())
                 setattr(front, STORMS[trouble.name], STORM)
@@ -126,13 +130,13 @@ class SimulatedCluster:
 
     async def _start_worker(self, name: str) -> None:
         process, role = self.new_process(name), name.partition("-")[0]
-        draw = fetch_faults(
-            self._chance(f"fetches {process.label}"), lambda: BAD_FETCHES if name in self._bad_fetches else 0.0
+        faults = fetch_faults(
+            self._chance(f"fetches {process.label}"), lambda: BAD_FETCHES if self._bad_fetches[name] else 0.0
         )
         around = SimulatedSurroundings(
             process=process, network=self.network, places=self._places, witness=self._witness,
             pace=SeededPace(self._chance(f"pace {process.label}"), has_long_steps=self._has_long_steps),
-            faults=FetchFaults(draw), num_blocks=NUM_BLOCKS[role], new_id=self._new_id,
+            faults=faults, num_blocks=self._num_blocks[role], new_id=self._new_id,
             complain=lambda text: self._complain(f"{process.label}: {text}"),
         )
 

@@ -89,6 +89,13 @@ def plan_faults(chance: random.Random, *, workers: Sequence[str], routers: Seque
     return sorted(plan, key=lambda trouble: trouble.at_s)
 
 
+def bad_fetches(decode_workers: Sequence[str]) -> list[Trouble]:
+    """All the time that requests come: what is given up goes on, often into what others have by then."""
+    return [
+        Trouble(at_s=0.0, name=FaultName.BAD_FETCHES, target=name, seconds=LAST_S) for name in decode_workers
+    ]
+
+
 def lost_router(chance: random.Random, router: str) -> Trouble:
     """It is killed amid choices of its own."""
     return Trouble(

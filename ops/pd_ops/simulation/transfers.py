@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kv_transfer.transport import Connection, Fetched, Metadata, Spans
-from kv_transfer.transports.loopback import Fault, FaultKind, FaultPlan, LoopbackNetwork, LoopbackPull
+from kv_transfer.transports.loopback import Fault, FaultPlan, LoopbackNetwork, LoopbackPull
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.blocks import BlockPool
 from pd_engine.errors import DeadlineExceeded
@@ -46,17 +46,19 @@ class Target(NamedTuple):
 
 
 class FetchFaults(FaultPlan):
-    """Faults of the fetches of one worker: `draw` says what happens to the next one, and how long it stalls."""
+    """Faults of the fetches of one worker: `draw` says what happens to the next one, `stall_s` how long one stalls."""
 
-    def __init__(self, draw: Callable[[], tuple[Fault, float]]) -> None:
+    def __init__(self, draw: Callable[[], Fault], stall_s: Callable[[], float]) -> None:
         super().__init__()
         self._draw = draw
+        self._stall_s = stall_s
 
     def next(self) -> Fault:
-        fault, seconds = self._draw()
-        if fault.kind is FaultKind.STALL:
-            asyncio.get_running_loop().call_later(seconds, self.resume)
-        return fault
+        return self._draw()
+
+    async def wait(self) -> None:
+        """Each by itself: what goes on does not wake the others."""
+        await asyncio.sleep(self._stall_s())
 
 
 class WatchedPull:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kv_transfer.transports.loopback import Fault, FaultKind
 from pd_ops.simulation.network import Call
 from pd_ops.simulation.process import Process
+from pd_ops.simulation.transfers import FetchFaults
 
 LATENCY_S = (0.0002, 0.003)
 SLOW_MESSAGE_SHARE = 0.02
@@ -19,10 +20,10 @@ LONG_STEP_S = (0.06, 0.25)  # of a world of long steps, in which a prompt takes 
 HOP_S = (0.00005, 0.002)
 AGAIN_S = (0.001, 3.0)
 SLOW_S = (0.05, 1.5)
-STALL_S = (0.02, 2.5)
+STALL_S = (0.2, 2.0)  # many go on after they were given up, and before they are called off
 LONGEST_FETCH_BYTES = 512
 FETCH_FAULTS = {  # how often, beside the others
-    FaultKind.DELAY: 1, FaultKind.STALL: 2, FaultKind.DROP: 1, FaultKind.REORDER: 1, FaultKind.CORRUPT: 3,
+    FaultKind.DELAY: 1, FaultKind.STALL: 3, FaultKind.DROP: 1, FaultKind.REORDER: 1, FaultKind.CORRUPT: 3,
     FaultKind.KILL: 1,
 }
 
@@ -107,13 +108,13 @@ class SeededPace:
         self._worked_s += self._step_s
 
 
-def fetch_faults(chance: random.Random, share: Callable[[], float]) -> Callable[[], tuple[Fault, float]]:
-    """Draws what happens to the next fetch. `share`: of fetches that something happens to, now."""
+def fetch_faults(chance: random.Random, share: Callable[[], float]) -> FetchFaults:
+    """Of one worker. `share`: of fetches that something happens to, now."""
 
-    def draw() -> tuple[Fault, float]:
+    def draw() -> Fault:
         if chance.random() >= share():
-            return Fault(kind=FaultKind.NONE), 0.0
+            return Fault(kind=FaultKind.NONE)
         kind = chance.choices(list(FETCH_FAULTS), list(FETCH_FAULTS.values()))[0]
-        return Fault(kind=kind, at_byte=chance.randrange(LONGEST_FETCH_BYTES)), chance.uniform(*STALL_S)
+        return Fault(kind=kind, at_byte=chance.randrange(LONGEST_FETCH_BYTES))
 
-    return draw
+    return FetchFaults(draw, lambda: chance.uniform(*STALL_S))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pd_ops.simulation.client import Client, Wish, plan_wishes
 from pd_ops.simulation.cluster import NUM_BLOCKS, SimulatedCluster
-from pd_ops.simulation.faults import Trouble, lost_router, plan_faults
+from pd_ops.simulation.faults import Trouble, bad_fetches, lost_router, plan_faults
 from pd_ops.simulation.loop import VirtualLoop
 from pd_ops.simulation.members import SETTINGS, address_of
 from pd_ops.simulation.process import Process
@@ -23,6 +23,7 @@ RELEASE_S = 2.0    # after the end of a journey while all is calm: until it hold
 LONG_STEPS_SHARE = 0.3  # of all worlds: few workers and long requests, most of them at one time
 QUIET_SHARE = 0.4  # of these: nothing goes wrong, so that nothing may fail
 LOSS_SHARE = 0.3   # of these: nothing but the loss of a router, whose choices would go on for long
+BAD_FETCHES_SHARE = 0.2  # of all other worlds: beside whatever else goes wrong, with room to be placed again at once
 LONG_FACTOR = 2.0  # of what is waited for in such a world
 LOOK_S = 0.25
 MAX_SLOTS = (NUM_BLOCKS["decode"] - 2) * SETTINGS.engine.block_size  # of one request
@@ -50,11 +51,13 @@ class World:
         counts = {role: 1 if self._has_long_steps else chance.randint(1, 2) for role in NUM_BLOCKS}
         fate = chance.random() if self._has_long_steps else 1.0
         loses_router = QUIET_SHARE <= fate < QUIET_SHARE + LOSS_SHARE
+        fetches_badly = not self._has_long_steps and chance.random() < BAD_FETCHES_SHARE
+        room = {role: count * (2 if fetches_badly else 1) for role, count in NUM_BLOCKS.items()}
         self.cluster = SimulatedCluster(
             self.loop, worker_names=[f"{role}-{number}" for role in counts for number in range(counts[role])],
             router_names=[f"router-{number}" for number in range(2 if loses_router else chance.randint(1, 2))],
-            has_long_steps=self._has_long_steps, chance=self._chance, tell=self.tell, complain=self.complain,
-            on_end=self._journey_ended,
+            num_blocks=room, has_long_steps=self._has_long_steps, chance=self._chance, tell=self.tell,
+            complain=self.complain, on_end=self._journey_ended,
         )
         if fate < QUIET_SHARE:
             self.troubles: list[Trouble] = []
@@ -64,6 +67,8 @@ class World:
             self.troubles = plan_faults(
                 self._chance("faults"), workers=self.cluster.worker_names, routers=self.cluster.router_names
             )
+        if fetches_badly:
+            self.troubles += bad_fetches([name for name in self.cluster.worker_names if name.startswith("decode")])
         self.wishes = plan_wishes(
             self._chance("clients"), num_routers=len(self.cluster.router_names), max_slots=MAX_SLOTS,
             is_busy=self._has_long_steps,
