@@ -33,13 +33,14 @@ NUM_AT_ONCE = "2"  # test files
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Of a pytest run. `by_folder`: tests in each folder of tests/."""
+    """Of a pytest run. `by_folder`: tests in each folder of tests/; `why_skipped`: tests by the reason."""
 
     passed: int
     failed: int
     skipped: int
     by_folder: dict[str, int]
     slowest: tuple[tuple[float, str], ...]
+    why_skipped: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,7 @@ def parse_junit(text: str) -> Counts:
     return Counts(
         passed=len(cases) - len(failed) - len(skipped), failed=len(failed), skipped=len(skipped),
         by_folder=dict(sorted(folders.items())), slowest=tuple(timed[:NUM_SLOWEST]),
+        why_skipped=dict(Counter(case.findall("skipped")[0].get("message", "") for case in skipped).most_common()),
     )
 
 
@@ -99,6 +101,9 @@ def render(*, when: datetime, source: str, machine: str, steps: Sequence[StepRes
     if counts is not None:
         lines += ["", "Tests by folder: " + ", ".join(f"{name} {n}" for name, n in counts.by_folder.items()) + "."]
         lines += ["", "Slowest: " + ", ".join(f"`{name}` {seconds:.0f} s" for seconds, name in counts.slowest) + "."]
+        if counts.why_skipped:
+            lines += ["", "Not run, and so not counted as passed:", ""]
+            lines += [f"- {count}: {reason}" for reason, count in counts.why_skipped.items()]
     return "\n".join([*lines, "", "Written by `make gate`.", ""])
 
 

@@ -33,6 +33,7 @@ def test_a_report_names_what_failed_first() -> None:
     assert "**Failed: demo.** No number below counts. 2026-01-02, commit abc." in text
     assert "| demo | **failed** | 12 | what it found |" in text
     assert "engine 2, journey 3" in text
+    assert "Not run, and so not counted as passed:\n\n- 1: gpu\n" in text, "what is left out is said, with the reason"
 
 
 def test_a_report_of_a_passed_gate_says_so() -> None:
