@@ -31,12 +31,13 @@ def run_gate(*ops: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: there the kernels are compiled, not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
-        [ROOT / "kernels" / "benchmarks" / "hopper_table.sh", *(["--ops", *ops] if ops else [])],
+        [ROOT / "kernels" / "benchmarks" / "hopper_table.sh", *(["--without-fp16", "--ops", *ops] if ops else [])],
         env=environment | {"PYTHON": sys.executable}, capture_output=True, text=True, check=False,
     )
 
 
 def test_attention_compiles_within_limits_and_as_recorded() -> None:
+    """In bf16; the rest is slow."""
     done = run_gate(*FIRST)
     assert done.returncode == 0, done.stderr
     assert "9 kernels compiled for sm_90, 0 problems" in done.stdout
@@ -65,6 +66,7 @@ def test_the_gate_sees_a_changed_figure(monkeypatch: pytest.MonkeyPatch) -> None
     table = json.loads(hopper_table.TABLE.read_text(encoding="utf-8"))
     monkeypatch.setattr(hopper_table.triton, "__version__", table["triton"])
     rows = [row for row in table["rows"] if row["op"] == "mla_decode"]
+    assert {row["call"].split()[0] for row in rows} == {"bf16", "fp8", "fp16"}
     assert hopper_table.differences(rows, ["mla_decode"]) == []
     changed = [rows[0] | {"registers": rows[0]["registers"] - 1}, *rows[1:]]
     [wrong] = hopper_table.differences(changed, ["mla_decode"])

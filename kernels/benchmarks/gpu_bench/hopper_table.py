@@ -16,7 +16,7 @@ from typing import Any
 import triton
 
 from gpu_bench.hopper import MAX_SHARED_BYTES, Compiled, compile_launches
-from gpu_bench.production import MATRIX_KERNELS, Case, cases
+from gpu_bench.production import FP16, MATRIX_KERNELS, Case, cases
 
 FOLDER = Path(__file__).resolve().parents[1]
 TABLE = FOLDER / "hopper.json"
@@ -50,13 +50,18 @@ def check_limits(case: Case, compiled: Compiled) -> list[str]:
     return wrong
 
 
-def compile_cases(ops: list[str]) -> tuple[list[Row], list[str]]:
-    """(rows of the table, what is beyond a limit) for these ops; for all if none is given."""
+def is_wanted(op: str, call: str, ops: list[str], *, with_fp16: bool) -> bool:
+    """Whether a call is among those of some ops; among all if none is given."""
+    return (not ops or op in ops) and (with_fp16 or not call.startswith(FP16))
+
+
+def compile_cases(ops: list[str], *, with_fp16: bool = True) -> tuple[list[Row], list[str]]:
+    """(rows of the table, what is beyond a limit) for the calls that are wanted."""
     rows, wrong = [], []
     known = {case.op for case in cases()}
     assert set(ops) <= known, f"unknown ops {set(ops) - known}; known are {sorted(known)}"
     for case in cases():
-        if not ops or case.op in ops:
+        if is_wanted(case.op, case.name, ops, with_fp16=with_fp16):
             for compiled in _unique(compile_launches(case.call)):
                 wrong += check_limits(case, compiled)
                 rows.append({"op": case.op, "call": case.name, **dataclasses.asdict(compiled)})
@@ -68,13 +73,13 @@ def _unique(launches: list[Compiled]) -> list[Compiled]:
     return [compiled for index, compiled in enumerate(launches) if compiled not in launches[:index]]
 
 
-def differences(rows: list[Row], ops: list[str]) -> list[str]:
+def differences(rows: list[Row], ops: list[str], *, with_fp16: bool = True) -> list[str]:
     """How the rows differ from the committed table."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     if table["triton"] != triton.__version__:
         print(f"the table is of Triton {table['triton']}, this is {triton.__version__}: limits only", file=sys.stderr)
         return []
-    expected = [row for row in table["rows"] if not ops or row["op"] in ops]
+    expected = [row for row in table["rows"] if is_wanted(row["op"], row["call"], ops, with_fp16=with_fp16)]
     if len(expected) != len(rows):
         return [f"{len(rows)} kernels instead of {len(expected)}"]
     return [
@@ -105,16 +110,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the table instead of comparing with it")
     parser.add_argument("--ops", nargs="*", default=[], help="only these ops; all by default")
+    parser.add_argument("--without-fp16", action="store_true", help="only what engines of other dtypes launch")
     arguments = parser.parse_args()
-    if arguments.write and arguments.ops:
-        parser.error("--write takes all ops")
-    rows, wrong = compile_cases(arguments.ops)
+    if arguments.write and (arguments.ops or arguments.without_fp16):
+        parser.error("--write takes all ops, in every dtype")
+    rows, wrong = compile_cases(arguments.ops, with_fp16=not arguments.without_fp16)
     if arguments.write:
         TABLE.write_text(json.dumps({"triton": triton.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
         PAGE.parent.mkdir(parents=True, exist_ok=True)
         PAGE.write_text(page(rows, triton.__version__), encoding="utf-8")
     else:
-        wrong += differences(rows, arguments.ops)
+        wrong += differences(rows, arguments.ops, with_fp16=not arguments.without_fp16)
     for problem in wrong:
         print(problem, file=sys.stderr)
     print(f"{len(rows)} kernels compiled for sm_90, {len(wrong)} problems")

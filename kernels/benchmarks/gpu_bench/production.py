@@ -7,7 +7,7 @@ of stack a thread may have: spills. A configuration that is launched for float32
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from pd_kernels.sample.triton import log_softmax, sample_tokens
 from pd_kernels.verify_drafts.triton import verify_drafts
 
 MATRIX_KERNELS = frozenset({"matmul_kernel", "split_kernel", "expanded_kernel", "gate_up_kernel", "down_kernel"})
+FP16 = "fp16"
+BF16 = Maker.on("meta")
 FEW, MANY = 64, 4096  # rows of a decode step, and of a prompt's chunk
 
 
@@ -51,11 +53,23 @@ class Case:
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*_attention(), *_experts(), *_projections(), *_fp8(), *_rows(), *_tokens_and_blocks()]
+    return [
+        *_attention(), *_experts(), *_projections(), *_fp8(), *_rows(), *_tokens_and_blocks(),
+        *(replace(case, name=f"{FP16} {case.name}".rstrip()) for case in _in_fp16()),
+    ]
 
 
-def _attention() -> list[Case]:
-    make, d = Maker.on("meta"), V3
+def _in_fp16() -> list[Case]:
+    """What an fp16 engine launches: no FP8 latents, and no activations in FP8."""
+    make, names = Maker.on("meta", dtype=torch.float16), ("fp8", "fp8 32 tokens", f"fp8 {MANY} tokens")
+    every = [*_attention(make), *_experts(make), *_projections(make), *_rows(make, scale=1 / V3.gate.scale)]
+    return [
+        replace(case, name=case.name.removeprefix("bf16").lstrip()) for case in every if case.name not in names
+    ]
+
+
+def _attention(make: Maker = BF16) -> list[Case]:
+    d = V3
     rows, num_blocks = make.rows(d, [4096] * FEW, 1)
     prompt, _ = make.rows(d, [8192], MANY)
     q, absorbed, rope = make.normal(FEW, d.H, d.E), make.absorbed(d), make.rope(d, 8192)
@@ -72,19 +86,20 @@ def _attention() -> list[Case]:
     ]
 
 
-def _experts() -> list[Case]:
-    make, d = Maker.on("meta"), V3
+def _experts(make: Maker = BF16) -> list[Case]:
+    d = V3
+    mixed = {"down_kernel": 64, "gate_up_kernel": 16 if make.dtype == torch.float16 else 0}
     return [
         Case(op="grouped_gemm", name=f"{kind} {num_tokens} tokens",
-             stack_bytes={"down_kernel": 64} if kind == "fp8 weights" else {},
+             stack_bytes=mixed if kind == "fp8 weights" else {},
              call=lambda kind=kind, num_tokens=num_tokens: moe_experts(
                  make.normal(num_tokens, d.D), *make.routing(d, num_tokens), make.experts(d, kind)))
         for kind in ("bf16", "fp8", "fp8 weights") for num_tokens in (32, MANY)
     ]
 
 
-def _projections() -> list[Case]:
-    make, d = Maker.on("meta"), V3
+def _projections(make: Maker = BF16) -> list[Case]:
+    d = V3
     shapes = {  # in, out
         "qkv_a": (d.D, d.Q + d.E), "q_b": (d.Q, d.H * (d.N + d.R)), "o": (d.H * d.V, d.D), "eh_proj": (2 * d.D, d.D),
     }
@@ -116,7 +131,7 @@ def _projections() -> list[Case]:
 
 
 def _fp8() -> list[Case]:
-    make, d = Maker.on("meta"), V3
+    make, d = BF16, V3
     return [
         Case(op="fp8_gemm", name=f"{name} {num_rows} rows", call=lambda n=num_rows, i=num_in, o=num_out: fp8_linear(
             make.normal(n, i), make.fp8_weight(o, i)))
@@ -129,8 +144,9 @@ def _fp8() -> list[Case]:
     ]
 
 
-def _rows() -> list[Case]:
-    make, d = Maker.on("meta"), V3
+def _rows(make: Maker = BF16, scale: float = 1.0) -> list[Case]:
+    """`scale`: of the FP16 guard."""
+    d = V3
     x, norm, latent_norm = (
         make.normal(FEW, d.D), make.normal(d.D, dtype=torch.float32), make.normal(d.C, dtype=torch.float32))
     kv = make.normal(FEW, d.Q + d.E)[:, d.Q :]
@@ -140,7 +156,8 @@ def _rows() -> list[Case]:
         Case(op="rms_norm", name="plain", call=lambda: rms_norm(x, norm, 1e-6)),
         Case(op="rms_norm", name="queries", call=lambda: rms_norm(
             make.normal(FEW, d.Q + d.E)[:, : d.Q], make.normal(d.Q, dtype=torch.float32), 1e-6)),
-        Case(op="rms_norm", name="with addition", call=lambda: add_rms_norm(x, x, norm, 1e-6)),
+        Case(op="rms_norm", name="with addition", call=lambda: add_rms_norm(
+            x, x, norm, 1e-6, x_scale=scale, residual_scale=scale)),
         Case(op="rms_norm", name="two side by side", call=lambda: concat_norms(x, norm, x, norm, 1e-6)),
         Case(op="latent_write", name="bf16", call=lambda: latent_write(
             kv, latent_norm, 1e-6, make.rope(d, 8192), rows, make.cache(d, 512))),
@@ -150,7 +167,7 @@ def _rows() -> list[Case]:
 
 
 def _tokens_and_blocks() -> list[Case]:
-    make, d = Maker.on("meta"), V3
+    make, d = BF16, V3
 
     def wide() -> Tensor:
         return make.integers(0, 2, FEW, dtype=torch.int64)
