@@ -96,7 +96,10 @@ def try_decode_step(
         if tokens:
             _advance(sequence, tokens, hidden_TD[first : first + len(tokens)], len(drafted))
         first += 1 + len(drafted)
-    catch_up(engine, [sequence for sequence, drafted in zip(sequences, drafts, strict=True) if not drafted])
+    catch_up(
+        engine, [sequence for sequence, drafted in zip(sequences, drafts, strict=True) if not drafted],
+        ended=[sequence for sequence in sequences if finish_reason(engine, sequence) is not None],
+    )
     return [
         DecodeOutput(
             tokens=tokens, num_drafted=len(drafted), num_accepted=len(tokens) - 1,

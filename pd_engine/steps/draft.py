@@ -73,8 +73,9 @@ def _num_drafts(engine: Engine, sequence: Sequence) -> int:
     return max(0, min(num_wanted_drafts(sequence), engine.max_context_length - sequence.num_tokens - 1))
 
 
-def catch_up(engine: Engine, sequences: Seq[Sequence]) -> None:
-    """Turns waiting states of sequences that did not draft in this step into slots, all but the last one of each.
+def catch_up(engine: Engine, sequences: Seq[Sequence], ended: Seq[Sequence]) -> None:
+    """Turns waiting states of sequences that did not draft in this step into slots, all but the last of each; and of
+    those that have ended, whose blocks then serve whoever goes on from them.
 
     One in `MANY_WAITING_STATES` of them at a step, and one more, those with most first: so no step has much to do, even
     if all have begun together, and no sequence comes to more than `MAX_WAITING_STATES`.
@@ -88,6 +89,8 @@ def catch_up(engine: Engine, sequences: Seq[Sequence]) -> None:
         each for place, each in enumerate(many)
         if place < at_once or len(pending_states(each)) >= MAX_WAITING_STATES
     ]
+    names = {each.name for each in due}
+    due += [each for each in ended if can_draft(each) and len(pending_states(each)) > 1 and each.name not in names]
     if due:
         _write_waiting(engine, due)
 

@@ -124,6 +124,7 @@ def test_mtp_slots_are_true_after_each_step(engine: Engine) -> None:
     while sequence.finish_reason() is None:
         decode_step(engine, [sequence])
     assert sequence.num_computed_mtp > 30
+    assert sequence.num_computed_mtp == sequence.num_computed, "its full blocks are whole"
     assert_mtp_slots_are_true(engine, sequence)
     release(engine, sequence)
 
@@ -202,7 +203,9 @@ def test_the_number_of_drafts_may_change_at_every_step(engine: Engine) -> None:
     assert output.num_drafted == 8
     assert_mtp_slots_are_true(engine, sequence)
     while sequence.finish_reason() is None:
-        decode_step(engine, [sequence], 8)
+        decode_step(engine, [sequence], 0 if sequence.num_generated > 280 else 8)
+    assert sequence.num_computed_mtp == sequence.num_computed
+    assert_mtp_slots_are_true(engine, sequence)
     assert sequence.generated_ids == want
     assert sequence.num_accepted > 2
     release(engine, sequence)
