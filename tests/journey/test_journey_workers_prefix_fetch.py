@@ -227,7 +227,7 @@ async def test_a_worker_that_drains_serves_who_reads(
     async with started(SETTINGS, tmp_path, prefill=2) as workers:
         player = workers.players[0]
         await player.run(ids, message(tokenizer, params(2)), cached=True)
-        worker = workers.decode if role == "decode" else workers.prefill[0]
+        worker = workers.decode[0] if role == "decode" else workers.prefill[0]
         channel = connect(worker.address, SECRET)
 
         async def hold() -> tuple[pb.JourneyRef, pb.HoldReply]:
