@@ -88,5 +88,5 @@ def test_lengths_that_do_not_fit(arguments: tuple[str, ...], said: str) -> None:
 def test_the_list_of_ops_says_which_take_fp8() -> None:
     dtypes = {entry.op: entry.dtypes for entry in list_ops([])}
     for op in ("linear", "moe_experts", "latent_write", "mla_attention"):
-        assert dtypes[op] == ("bf16", "fp32", "fp8")
-    assert dtypes["absorb"] == ("bf16", "fp32")
+        assert dtypes[op] == ("bf16", "fp16", "fp32", "fp8")
+    assert dtypes["absorb"] == ("bf16", "fp16", "fp32")

@@ -46,7 +46,7 @@ async def test_the_dtype_that_a_cluster_must_serve() -> None:
         assert document["error"]["code"] == "failed_precondition"
         assert f"--dtype is fp32, but the cluster at {lab.grpc_address} serves bf16;" in stderr
         code, [document], stderr = await finished(await submit(lab, "--dtype", "fp8"))
-        assert (code, stderr) == (2, "error: --dtype must be one of auto, bf16, fp32, got 'fp8'\n")
+        assert (code, stderr) == (2, "error: --dtype must be one of auto, bf16, fp16, fp32, got 'fp8'\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -25,7 +25,7 @@ REQUESTS = tuple(
     Request(prompt=tuple(random_ids(320, length, seed=number)), params=params)
     for number, (length, params) in enumerate(zip(LENGTHS, PARAMS, strict=True))
 )
-FORMS = [("fp32", "absorbed"), ("bf16", "absorbed"), ("bf16", "expanded")]
+FORMS = [("fp32", "absorbed"), ("bf16", "absorbed"), ("bf16", "expanded"), ("fp16", "absorbed")]
 
 
 def case(ops: str, dtype: str, form: str) -> Any:
@@ -42,7 +42,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[case(ops, *form) for ops in available_ops() for form in FORMS])
+@pytest.fixture(scope="module", params=[
+    case(ops, *form) for ops in available_ops() for form in FORMS if ops == "reference" or "fp16" not in form
+])
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
     ops, dtype, prefill_form = request.param
     return load_engine(checkpoint, ops=ops, dtype=dtype, prefill_form=prefill_form)

@@ -38,7 +38,7 @@ class QuantizingOps(ReferenceOps):
         self, x_TD: Tensor, weight: Matrix, *, out_dtype: torch.dtype | None = None
     ) -> Tensor:
         x = _rounded(x_TD) if weight.quantized else x_TD
-        return super().linear(x, weight.weight, out_dtype=out_dtype or x_TD.dtype)
+        return super().linear(x, weight.weight, out_dtype=torch.float32).to(out_dtype or x_TD.dtype)
 
     def moe_gate(  # type: ignore[override]
         self, x_TD: Tensor, weight: Matrix, bias_X: Tensor, config: GateConfig
