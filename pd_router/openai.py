@@ -71,8 +71,8 @@ class HttpDoor:
         )
         for path, endpoint, body, responses in bodies:
             app.add_api_route(
-                path, endpoint, methods=["POST"], response_model=None, openapi_extra=request_body(body),
-                responses=responses,
+                path, endpoint, methods=["POST"], response_class=Response, responses=responses,
+                openapi_extra=request_body(body, self._model.config.vocab_size),
             )
         unhealthy = {"description": "No worker can serve, or the router stops.", "content": {JSON: {}}}
         gets: tuple[tuple[str, Any, Responses], ...] = (
@@ -84,7 +84,7 @@ class HttpDoor:
             ("/ui/data", self.ui_data, answers(JSON)),
         )
         for path, endpoint, responses in gets:
-            app.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=responses)
+            app.add_api_route(path, endpoint, methods=["GET"], response_class=Response, responses=responses)
         add_error_handlers(app)
 
     async def completions(self, http: HttpRequest) -> Response:

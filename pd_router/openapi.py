@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ from pd_router.request import MAX_MESSAGES, MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
 
 Responses = dict[int | str, dict[str, Any]]
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
 _PENALTY = {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}
 
@@ -31,12 +29,12 @@ _PENALTY = {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}
 RANGES: dict[str, Mapping[str, Any]] = {
     "temperature": {"minimum": 0},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "maximum": MAX_TOP_K, "not": {"const": 0}},
+    "top_k": {"minimum": -1, "maximum": MAX_TOP_K},
     "min_p": {"minimum": 0, "maximum": 1},
     "repetition_penalty": {"minimum": 1 / MAX_REPETITION, "maximum": MAX_REPETITION},
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "seed": {"minimum": 0, "maximum": 2**64 - 1},
+    "seed": {"minimum": 0, "exclusiveMaximum": 2**64},
     "max_tokens": {"minimum": 1},
     "max_completion_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
@@ -53,9 +51,10 @@ RANGES: dict[str, Mapping[str, Any]] = {
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "messages": {"minItems": 1, "maxItems": MAX_MESSAGES},
 }
-PROMPT = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
+LISTS_OF_IDS = ("tokens", "stop_token_ids")
 _KEYWORDS = {  # that a type knows
-    "number": ("minimum", "maximum", "exclusiveMinimum"), "integer": ("minimum", "maximum", "exclusiveMinimum", "not"),
+    "number": ("minimum", "maximum", "exclusiveMinimum"),
+    "integer": ("minimum", "maximum", "exclusiveMaximum"),
     "string": ("minLength", "maxLength", "pattern"), "array": ("minItems", "maxItems"),
 }
 
@@ -85,18 +84,35 @@ _REASONS = {
 _OF_REQUESTS = (400, 404, 409, 429, 500, 503, 504)
 
 
-@functools.cache
-def body_schema(body: type[Strict]) -> Json:
-    """As the door publishes it; to be read only."""
+def body_schema(body: type[Strict], vocab_size: int) -> Json:
+    """With nothing that lies elsewhere."""
     schema = body.model_json_schema()
-    properties = schema["properties"]
+    properties = _inlined(schema["properties"], schema.pop("$defs", {}))
+    token_id = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
+    for name in LISTS_OF_IDS:
+        for branch in _branches(properties.get(name, {})):
+            if branch.get("type") == "array":
+                branch["items"] = token_id
     for name, ranges in RANGES.items():
         for branch in _branches(properties.get(name, {})):
             known = _KEYWORDS.get(branch.get("type", ""), ())
             branch.update({word: value for word, value in ranges.items() if word in known})
-    if "prompt" in properties and "type" not in properties["prompt"] and "anyOf" not in properties["prompt"]:
-        properties["prompt"].update(PROMPT)
-    return schema
+    if not {"type", "anyOf"} & properties.get("prompt", {"type": ""}).keys():
+        ids = {"type": "array", "items": token_id, "minItems": 1}
+        several = {"type": "array", "items": {"anyOf": [_TEXT, ids]}, "minItems": 1, "maxItems": MAX_CHOICES}
+        properties["prompt"]["anyOf"] = [_TEXT, ids, several]
+    return {**schema, "properties": properties}
+
+
+def _inlined(part: Any, definitions: Json) -> Any:
+    """References of a schema that is not a document of its own lead nowhere."""
+    if isinstance(part, list):
+        return [_inlined(item, definitions) for item in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return _inlined(definitions[part["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(value, definitions) for name, value in part.items()}
 
 
 def _branches(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -104,8 +120,9 @@ def _branches(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return branches
 
 
-def request_body(body: type[Strict]) -> Json:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body_schema(body)}}}}
+def request_body(body: type[Strict], vocab_size: int) -> Json:
+    schema = body_schema(body, vocab_size)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def answers(*media_types: str, status_codes: tuple[int, ...] = (), needs_key: bool = True) -> Responses:

@@ -41,3 +41,8 @@ class Faults:
     renew_gate: asyncio.Event | None = None
     mute: bool = False
     spoil: dict[str, Callable[[Any], None]] = field(default_factory=dict)
+
+    def spoil_next(self, name: str, message: Any) -> None:
+        """If that was ordered, once."""
+        if (change := self.spoil.pop(name, None)) is not None:
+            change(message)

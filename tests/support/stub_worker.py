@@ -135,10 +135,6 @@ class StubWorker(
             raise Gone()
         return ref.journey_id, ref.attempt
 
-    def _spoil(self, name: str, message: Any) -> None:
-        if (change := self.faults.spoil.pop(name, None)) is not None:
-            change(message)
-
     async def _unless_mute(self) -> None:
         if self.faults.mute:
             await asyncio.Event().wait()
@@ -253,7 +249,7 @@ class StubWorker(
         if not request.no_handoff:
             self.pins[journey_id] = (attempt, done)
             source = pb.SourceInfo(epoch=self.epoch, address=self.address, token=journey_id)
-            self._spoil("source", source)
+            self.faults.spoil_next("source", source)
             yield pb.PrefillReply(source=source)
         if self.faults.prefill_gate is not None:
             await self.faults.prefill_gate.wait()
@@ -266,7 +262,7 @@ class StubWorker(
         first.cached_tokens = min(3, request.num_prompt_tokens)
         if request.sampling.logprobs >= 0:
             first.logprobs.CopyFrom(toy_logprobs(token_id, request.sampling.logprobs))
-        self._spoil("first_token", first)
+        self.faults.spoil_next("first_token", first)
         yield pb.PrefillReply(first_token=first)
 
     async def Manifest(self, request: pb.ManifestRequest, context: Any) -> AsyncIterator[pb.ManifestPart]:
@@ -291,7 +287,7 @@ class StubWorker(
             raise ResourceExhausted(f"{num_blocks} blocks are needed, {self.num_blocks_free} are free")
         lease = self.leases[journey_id] = Lease(request, secrets.token_hex(16), num_blocks)
         reply = pb.ReserveReply(epoch=self.epoch, lease_id=lease.lease_id, lease_ms=LEASE_MS)
-        self._spoil("lease", reply)
+        self.faults.spoil_next("lease", reply)
         return reply
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> pb.PullReply:
@@ -364,7 +360,7 @@ class StubWorker(
             index += len(tokens)
             event.drafted_tokens = index
             event.accepted_tokens = index // 2
-            self._spoil("event", event)
+            self.faults.spoil_next("event", event)
             self._tell(lease, event)
             await asyncio.sleep(0)
         if self.leases.get(request.journey.journey_id) is lease:
