@@ -9,7 +9,6 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import typer
 
@@ -87,10 +86,7 @@ def run(arguments: list[str]) -> int:
 def _help_for(arguments: list[str]) -> str:
     """Where somebody finds what to type instead."""
     called = next((name for name in arguments[:1] if name in COMMANDS), None)
-    if called is not None:
-        return f"pd-relay {called} --help says what it takes"
-    close = get_close_matches(arguments[0], COMMANDS, 1) if arguments else []
-    return f"did you mean pd-relay {close[0]}?" if close else "pd-relay --help lists all"
+    return "pd-relay --help lists all" if called is None else f"pd-relay {called} --help says what it takes"
 
 
 if __name__ == "__main__":

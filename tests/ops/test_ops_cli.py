@@ -184,6 +184,7 @@ def test_help_goes_to_standard_output() -> None:
     assert "explain-model" in finished.stdout
     assert "--max-tokens" in run_command("submit", "--help").stdout
     assert_refused(run_command("submitt", "--json"), "No such command 'submitt'")
+    assert_refused(run_command("scale", "--json"), "pd-relay scale --help says what it takes")
 
 
 def test_commands_start_light() -> None:

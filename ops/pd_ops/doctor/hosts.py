@@ -69,12 +69,15 @@ def examine(file: ClusterFile, *, with_rows: bool, tell: Callable[[str], None]) 
     tell(f"looking for {len(file.hosts)} hosts")
     reached = on_all(file.hosts, lambda host: _seconds(file, host))
     there = [host for host in file.hosts if isinstance(reached[host], float)]
-    tell("checking each of them" + (", bits of the ops included" if with_rows else ""))
+    if there:
+        tell("checking each of them" + (", bits of the ops included" if with_rows else ""))
     examined = on_all(there, lambda host: _examined(file, host, with_rows=with_rows))
     equipped = [host for host in there if isinstance(examined[host], Mapping)]
+    if len(equipped) < 2:
+        return Found(reached=reached, examined=examined, peers={})
     tell("having them reach one another")
     port = secrets.choice(PORTS)
-    peers = on_all(equipped, lambda host: _peers(file, host, port, equipped)) if len(equipped) > 1 else {}
+    peers = on_all(equipped, lambda host: _peers(file, host, port, equipped))
     return Found(reached=reached, examined=examined, peers=peers)
 
 

@@ -94,4 +94,5 @@ def _shown(command: str) -> str:
 
 
 def _end(output: bytes) -> str:
-    return output.decode(errors="replace").strip()[-MAX_SHOWN_BYTES:]
+    """In one line."""
+    return "; ".join(output.decode(errors="replace").splitlines()).strip("; ")[-MAX_SHOWN_BYTES:]
