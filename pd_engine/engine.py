@@ -191,6 +191,6 @@ def _check_device_memory(device: torch.device, num_bytes: int) -> None:
 def _load_ops(settings: EngineSettings, dtype: Dtype) -> Ops:
     try:
         return load_ops(settings.ops, device=settings.device, threads=settings.threads, dtype=dtype)
-    except (OpsUnavailable, OSError) as error:  # OSError: of a library that cannot be used, as after an update
+    except OpsUnavailable as error:
         what = "engine.ops: " + settings.ops if settings.device == "cpu" else "engine.device: " + settings.device
         raise FailedPrecondition(f"settings: {what}: {error}") from None

@@ -7,9 +7,11 @@ compiler nothing is built, and the torch reference serves. Imports neither torch
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 SOURCE = PACKAGE / "cpu" / "library.cpp"
 LIBRARIES = "lib"
+REBUILD = "`python -m pd_kernels.build` builds them anew"
+SEAL_BYTES = 32
+USUAL_COMPILERS = (("g++",), ("c++",), ("clang++",))
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
@@ -45,6 +50,7 @@ def library_path(directory: Path, isa: str) -> Path:
     return directory / f"libpd_kernels_{isa}.so"
 
 
+@functools.cache
 def source_digest() -> str:
     """Of everything that the libraries are compiled from: a library of other sources is never loaded."""
     digest = hashlib.sha256()
@@ -54,10 +60,39 @@ def source_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def find_compiler() -> str | None:
-    """$CXX, or the first of the usual names that is installed."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    return next((path for name in names if (path := shutil.which(name))), None)
+def seal(path: Path) -> None:
+    """Ends a library with the SHA-256 of what it holds. The loader reads nothing behind a library's sections."""
+    content = path.read_bytes()
+    path.write_bytes(content + hashlib.sha256(content).digest())
+
+
+def problem_of(path: Path) -> str | None:
+    """Why the library must not be loaded, or None. To load one that is cut short would end the process."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return f"the compiled ops in {path} cannot be read: {error.strerror}; {REBUILD}"
+    library, sealed = content[:-SEAL_BYTES], content[-SEAL_BYTES:]
+    if hashlib.sha256(library).digest() != sealed:
+        return f"the compiled ops in {path} are damaged or were built by another version; {REBUILD}"
+    if _stamp() not in library:
+        return f"the compiled ops in {path} were built from other sources; {REBUILD}"
+    return None
+
+
+def _stamp() -> bytes:
+    """What a library of these sources holds (cpu/library.cpp)."""
+    return f"pd-sources-{source_digest()}".encode()
+
+
+def find_compiler() -> list[str] | None:
+    """The command that compiles: $CXX with its arguments ("ccache g++ -m64"), or the first of the usual names that is
+    installed. None if there is no such program."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    for name, *arguments in [wanted] if wanted else USUAL_COMPILERS:
+        if (path := shutil.which(name)) is not None:
+            return [path, *arguments]
+    return None
 
 
 def build(directory: Path, *, isas: list[str] | None = None, extra_flags: tuple[str, ...] = ()) -> list[Path]:
@@ -68,25 +103,26 @@ def build(directory: Path, *, isas: list[str] | None = None, extra_flags: tuple[
     """
     compiler = find_compiler()
     if compiler is None:
-        print("pd_kernels: no C++ compiler found; the torch reference will serve instead of the CPU ops")
+        wanted = os.environ.get("CXX", "").strip()
+        missing = f"$CXX says {wanted!r}, which is not installed" if wanted else "no C++ compiler found"
+        print(f"pd_kernels: {missing}; the torch reference will serve instead of the CPU ops")
         return []
     directory.mkdir(parents=True, exist_ok=True)
-    digest = source_digest()
-    stamp = f"pd-sources-{digest}".encode()
 
     def compile_one(isa: str) -> Path | None:
         target = library_path(directory, isa)
-        if not extra_flags and target.exists() and stamp in target.read_bytes():
+        if not extra_flags and problem_of(target) is None:
             return target
         with tempfile.NamedTemporaryFile(dir=directory, suffix=".so", delete=False) as scratch:
             scratch_path = Path(scratch.name)
-        command = [compiler, *FLAGS, *ISA_FLAGS[isa], *extra_flags, f'-DPD_SOURCES="{digest}"',
+        command = [*compiler, *FLAGS, *ISA_FLAGS[isa], *extra_flags, f'-DPD_SOURCES="{source_digest()}"',
                    "-o", str(scratch_path), str(SOURCE)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             scratch_path.unlink()
             print(f"pd_kernels: {isa} left out, {' '.join(command)} failed:\n{result.stderr}", file=sys.stderr)
             return None
+        seal(scratch_path)
         scratch_path.chmod(0o755)
         scratch_path.rename(target)
         return target

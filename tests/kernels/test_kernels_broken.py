@@ -80,8 +80,9 @@ def compile_with(defect: Defect | None, directory: Path) -> Ops:
     compiler = pd_build.find_compiler()
     assert compiler is not None
     subprocess.run(
-        [compiler, *pd_build.FLAGS, "-O1", f'-DPD_SOURCES="{pd_build.source_digest()}"', "-o", str(target),
+        [*compiler, *pd_build.FLAGS, "-O1", f'-DPD_SOURCES="{pd_build.source_digest()}"', "-o", str(target),
          str(sources / "cpu" / "library.cpp")], check=True)
+    pd_build.seal(target)
     return CpuOps(BASE, threads=1, directory=directory)
 
 
@@ -123,9 +124,9 @@ def test_ops_are_clean_under_sanitizers(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
 
 
-def _runtime(compiler: str, name: str) -> str:
+def _runtime(compiler: list[str], name: str) -> str:
     """Where the compiler keeps a sanitizer's runtime library."""
-    command = [compiler, f"-print-file-name={name}"]
+    command = [*compiler, f"-print-file-name={name}"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -104,7 +104,7 @@ def test_ops_that_are_not_built_are_absent(model: Path, monkeypatch: pytest.Monk
     ("reference", ["plain"], Result.WARNING, "several times slower"),
 ])
 def test_which_ops_would_run(ops: str, isas: list[str], result: Result, words: str) -> None:
-    check = processor_check(settings(engine__ops=ops), isas)
+    check = processor_check(settings(engine__ops=ops), isas, cpu_problem=lambda isa: None)
     assert check.result is result
     assert words in check.sentence
 
@@ -114,6 +114,13 @@ def test_fp16_is_of_the_reference() -> None:
         check = processor_check(settings(engine__ops=ops, engine__dtype="fp16"), ["avx2"])
         assert check.result is result
         assert "which only the torch reference has" in check.sentence
+
+
+def test_ops_that_are_damaged() -> None:
+    """`serve` would refuse them; the reference does without."""
+    check = processor_check(settings(), ["avx2"], cpu_problem=lambda isa: f"{isa} is damaged")
+    assert (check.result, "avx2 is damaged" in check.sentence) == (Result.FAILED, True)
+    assert processor_check(settings(engine__ops="reference"), ["avx2"]).result is Result.WARNING
 
 
 def test_ops_of_a_gpu() -> None:

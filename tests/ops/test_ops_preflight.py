@@ -11,7 +11,8 @@ import pytest
 
 from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pd_engine.settings import ClusterSettings, EngineSettings, RouterSettings
-from pd_kernels.build import library_path, source_digest
+from pd_kernels.build import library_path, seal, source_digest
+from pd_kernels.cpu.native import LIBRARY_DIRECTORY_VARIABLE
 from pd_ops.cluster import preflight, processes, ray_runtime
 from pd_ops.cluster.gpus import VISIBLE, gpu_of, visible_gpus
 from pd_ops.cluster.processes import guarded
@@ -35,17 +36,21 @@ def test_a_port_in_use() -> None:
 
 
 def test_compiled_ops_of_other_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "library_directory", lambda: tmp_path)
+    monkeypatch.setenv(LIBRARY_DIRECTORY_VARIABLE, str(tmp_path))
     library = library_path(tmp_path, "avx2")
     library.parent.mkdir(parents=True, exist_ok=True)
-    with pytest.raises(FailedPrecondition, match=r"cannot read the compiled ops.*No such file"):
+    with pytest.raises(FailedPrecondition, match=r"cannot be read: No such file.*--ops reference does without"):
         preflight.check_ops("auto", ["avx2"])
-    library.write_bytes(b"\0pd-sources-0123456789abcdef\0")
+    library.write_bytes(b"of others")
+    seal(library)
     with pytest.raises(FailedPrecondition, match=r"built from other sources; `python -m pd_kernels.build`"):
         preflight.check_ops("cpu", ["avx2"])
     preflight.check_ops("reference", ["avx2"])
     preflight.check_ops("auto", [])
     library.write_bytes(f"\0pd-sources-{source_digest()}\0".encode())
+    with pytest.raises(FailedPrecondition, match=r"damaged or were built by another version; `python -m pd_kernels"):
+        preflight.check_ops("auto", ["avx2"])
+    seal(library)
     preflight.check_ops("auto", ["avx2"])
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 
 import numpy as np
 import numpy.typing as npt
 
 from pd_kernels.block_checksum.reference import U64, checksum
-from pd_kernels.cpu.native import best_library
+from pd_kernels.cpu.native import LibraryUnusable, best_library
+
+log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -40,8 +43,16 @@ def range_checksums(buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> U64:
 
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
-    """`best_library`, looked for once: that takes longer than a small copy."""
-    return best_library()
+    """`best_library`, looked for once: that takes longer than a small copy.
+
+    Processes whose settings ask for compiled ops have refused a library that cannot be used; the others do without, and
+    say so.
+    """
+    try:
+        return best_library()
+    except LibraryUnusable as error:
+        log.warning("checksums and copies of blocks run in numpy: %s", error)
+        return None
 
 
 def check_within(name: str, buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> None:

@@ -10,7 +10,7 @@ import functools
 import os
 from pathlib import Path
 
-from pd_kernels.build import LIBRARIES, PACKAGE, isa_names, library_path, source_digest
+from pd_kernels.build import LIBRARIES, PACKAGE, isa_names, library_path, problem_of, source_digest
 
 LIBRARY_DIRECTORY_VARIABLE = "PD_KERNELS_LIBRARIES"  # another build (sanitizers) instead of the package's own
 
@@ -60,6 +60,10 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 }
 
 
+class LibraryUnusable(RuntimeError):
+    """A compiled library cannot be loaded; the message says why, and what to do."""
+
+
 def library_directory() -> Path:
     return Path(os.environ.get(LIBRARY_DIRECTORY_VARIABLE) or PACKAGE / LIBRARIES)
 
@@ -82,7 +86,11 @@ def usable_isas() -> list[str]:
     ]
 
 
-@functools.cache
+def library_problem(isa: str) -> str | None:
+    """Why the library of an instruction set in `library_directory()` must not be loaded, or None."""
+    return problem_of(library_path(library_directory(), isa))
+
+
 def load_library(isa: str, directory: Path | None = None) -> ctypes.CDLL:
     """The library of one instruction set, its functions declared.
 
@@ -90,20 +98,33 @@ def load_library(isa: str, directory: Path | None = None) -> ctypes.CDLL:
         directory: where it is, if not in `library_directory()`.
 
     Raises:
-        OSError: it is not built, cannot be loaded, or was built from other sources than those beside this file.
+        LibraryUnusable: it is not built, damaged, was built from other sources than those beside this file, or cannot
+            be loaded on this host.
     """
-    path = library_path(directory or library_directory(), isa)
-    library = ctypes.CDLL(str(path))
+    return _load(library_path(directory or library_directory(), isa), isa)
+
+
+@functools.cache
+def _load(path: Path, isa: str) -> ctypes.CDLL:
+    problem = problem_of(path)
+    if problem is not None:
+        raise LibraryUnusable(problem)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # of another system: its C++ runtime is older, or missing
+        raise LibraryUnusable(f"the compiled ops in {path} cannot be loaded: {error}") from None
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    assert library.pd_isa() == isa.encode(), library.pd_isa()
-    if library.pd_sources() != f"pd-sources-{source_digest()}".encode():
-        raise OSError(f"{path} was built from other sources; `python -m pd_kernels.build` builds it anew")
+    assert (library.pd_isa(), library.pd_sources()) == (isa.encode(), f"pd-sources-{source_digest()}".encode()), path
     return library
 
 
 def best_library() -> ctypes.CDLL | None:
-    """The library of the best instruction set that this CPU has, or None if nothing is built."""
+    """The library of the best instruction set that this CPU has, or None if nothing is built.
+
+    Raises:
+        LibraryUnusable: it is there, and cannot be used.
+    """
     isas = usable_isas()
     return load_library(isas[-1]) if isas else None

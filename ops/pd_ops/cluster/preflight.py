@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pd_engine.errors import FailedPrecondition, InvalidArgument
 from pd_engine.settings import EngineSettings, RouterSettings
-from pd_kernels.build import library_path, source_digest
-from pd_kernels.cpu.native import library_directory, usable_isas
+from pd_kernels.cpu.native import library_problem, usable_isas
 from pd_kernels.gpu import unfit
 
 
@@ -44,19 +43,14 @@ def check_ops(name: str, isas: Sequence[str] | None = None) -> None:
         isas: instruction sets that may be used, best last; None: those of this host.
 
     Raises:
-        FailedPrecondition: the library that workers would load is of other sources, or cannot be read.
+        FailedPrecondition: the library that workers would load is damaged, of other sources, or cannot be read.
     """
     usable = usable_isas() if isas is None else isas
     if name in ("reference", "triton") or not usable:
         return
-    path = library_path(library_directory(), usable[-1])
-    what_to_do = "`python -m pd_kernels.build` builds it anew; --ops reference does without"
-    try:
-        is_current = f"pd-sources-{source_digest()}".encode() in path.read_bytes()
-    except OSError as error:
-        raise FailedPrecondition(f"cannot read the compiled ops in {path}: {error.strerror}; {what_to_do}") from None
-    if not is_current:
-        raise FailedPrecondition(f"the compiled ops in {path} were built from other sources; {what_to_do}")
+    problem = library_problem(usable[-1])
+    if problem is not None:
+        raise FailedPrecondition(f"{problem}; --ops reference does without")
 
 
 def check_device(settings: EngineSettings, find_problem: Callable[[], str | None] = unfit) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pd_engine.errors import InvalidArgument
-from pd_kernels.cpu.native import usable_isas
+from pd_engine.errors import FailedPrecondition, InvalidArgument
+from pd_kernels.cpu.native import LibraryUnusable, usable_isas
 from pd_ops.bench.identity import identity, identity_text
 from pd_ops.bench.kernel_list import FIGURES, figures_text, list_ops, ops_text, read_figures
 from pd_ops.bench.kernel_roofline import read_roofline, roofline_text
@@ -73,7 +73,10 @@ def measure_command(
     from pd_ops.bench.kernel_cases import measure_ops
 
     torch.set_num_threads(1)
-    all_ops: list[Ops] = [ReferenceOps(), *(CpuOps(isa, threads=1) for isa in usable_isas())]
+    try:
+        all_ops: list[Ops] = [ReferenceOps(), *(CpuOps(isa, threads=1) for isa in usable_isas())]
+    except LibraryUnusable as error:
+        raise FailedPrecondition(str(error)) from None
     figures = measure_ops(all_ops, dtypes=dtypes, row_counts=rows or ROW_COUNTS, note=output.note)
     document = {"identity": about, "figures": [figure.to_json() for figure in figures]}
     if output_file is not None:

@@ -13,7 +13,7 @@ from packaging.version import Version
 import pd_ops
 from pd_engine.settings import Settings
 from pd_kernels.build import find_compiler, isa_names
-from pd_kernels.cpu.native import library_directory, usable_isas
+from pd_kernels.cpu.native import library_directory, library_problem, usable_isas
 from pd_kernels.gpu import unfit
 from pd_ops.bench.identity import cpu_model, installed
 from pd_ops.doctor.check import Check, Result
@@ -25,7 +25,8 @@ Installed = Callable[[str], "str | None"]
 
 
 def processor_check(
-    settings: Settings, isas: list[str] | None = None, gpu_problem: Callable[[], str | None] = unfit
+    settings: Settings, isas: list[str] | None = None, gpu_problem: Callable[[], str | None] = unfit,
+    cpu_problem: Callable[[str], str | None] = library_problem,
 ) -> Check:
     """Which implementation of the ops `engine.device` and `engine.ops` mean on this host."""
     if settings.engine.device == "cuda":
@@ -43,6 +44,9 @@ def processor_check(
         sentence = f"{processor}: engine.dtype says fp16, which only the torch reference has on a CPU; it is slower"
         return Check(name="ops", result=result, sentence=sentence)
     if usable:
+        problem = cpu_problem(usable[-1])
+        if problem is not None:
+            return Check(name="ops", result=Result.FAILED, sentence=f"{problem}; engine.ops: reference does without")
         unused = [isa for isa in isa_names() if isa not in usable]
         rest = f"; not built, or not of this processor: {', '.join(unused)}" if unused else ""
         return Check(name="ops", result=Result.OK, sentence=f"{processor}: compiled ops for {usable[-1]}{rest}")
