@@ -95,7 +95,8 @@ class WorkerLink:
         self._random = random.Random(f"{router_id} {endpoint.worker_id}")
         self.breaker = Breaker(self._random)
         self.passengers: dict[str, Passenger] = {}
-        self._empty = asyncio.Event()
+        self._unreleased: set[str] = set()  # journeys that were here, and have not given back what they hold
+        self._empty = asyncio.Event()  # neither passengers nor these
         self._empty.set()
         self.settled = asyncio.Event()  # ready, lost or refused for the first time
         self.router_id = router_id
@@ -132,6 +133,7 @@ class WorkerLink:
     def attach(self, journey_id: str, passenger: Passenger) -> None:
         """From now on the journey hears of its tokens and of the worker's loss."""
         self.passengers[journey_id] = passenger
+        self._unreleased.add(journey_id)
         self.breaker.note_sent(journey_id, asyncio.get_running_loop().time())
         self.load.note_arrival(journey_id)
         self.view = None
@@ -142,8 +144,7 @@ class WorkerLink:
         self.breaker.note_gone(journey_id)
         self.load.note_departure(journey_id)
         self.view = None
-        if not self.passengers:
-            self._empty.set()
+        self._note_left()
 
     @property
     def takes_work(self) -> bool:
@@ -210,6 +211,12 @@ class WorkerLink:
     def release(self, journey_id: str, up_to_attempt: int, reason: str) -> None:
         """Ends everything of the journey there; in the background, bounded, several at once."""
         self._releases.add(journey_id, up_to_attempt, reason)
+        self._unreleased.discard(journey_id)
+        self._note_left()
+
+    def _note_left(self) -> None:
+        if not self.passengers and not self._unreleased:
+            self._empty.set()
 
     async def flushed(self) -> None:
         """Until everything that was released so far has been sent, or given up."""
