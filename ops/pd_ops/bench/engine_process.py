@@ -90,38 +90,59 @@ class EngineProcess:
         finally:
             self._release(choices)
         if speculate:
-            num_waiting = round(num_tokens / (num_steps * len(prompts)))  # states, that a step leaves to the next one
-            parts |= self._parts_alone(prompts, num_steps, speculate, num_waiting)
+            parts |= self._parts_alone(prompts, num_steps, speculate, [choice.token_ids for choice in choices])
         return Timed(num_tokens=num_tokens, wall_s=watch.wall_s, cpu_s=watch.cpu_s, parts=parts)
 
     def _parts_alone(
-        self, prompts: Sequence[Sequence[int]], num_steps: int, speculate: int, num_waiting: int
+        self, prompts: Sequence[Sequence[int]], num_steps: int, speculate: int, answers: Sequence[Sequence[int]]
     ) -> dict[str, float]:
-        """The seconds of as many steps that verify drafts which cost nothing, and of drafts that nobody verifies."""
+        """The seconds of as many steps that verify drafts which cost nothing, and of drafts that nobody verifies, made
+        half-way through the answers.
+
+        Args:
+            answers: what the prompts became: the drafts that are verified, so that contexts grow as they did.
+        """
         choices = self._choices(prompts, num_steps, speculate=speculate)
-        made = [[choice.token_ids[-1]] * speculate for choice in choices]
+
+        def known(engine: Engine, sequences: Sequence[Choice], max_drafts: int) -> list[list[int]]:
+            return [
+                [*answer[each.num_tokens : each.num_tokens + speculate], *[0] * speculate][:speculate]
+                for each, answer in zip(sequences, answers, strict=True)
+            ]
+
+        def verify(count: int) -> Stopwatch:
+            with Stopwatch() as watch:
+                for _ in range(count):
+                    decode.decode_step(self._engine, choices)
+            return watch
+
+        setattr(decode, "draft_tokens", known)  # noqa: B010
         try:
             for choice in choices:
                 self._read(choice)
-            for _ in range(num_waiting - 1):
-                decode.decode_step(self._engine, choices, 0)
-            states = [(choice.num_computed_mtp, choice.pending_hidden) for choice in choices]
-            with Stopwatch() as drafting:
-                for _ in range(num_steps):
-                    for choice, (num_computed_mtp, pending) in zip(choices, states, strict=True):
-                        choice.num_computed_mtp, choice.pending_hidden = num_computed_mtp, pending
-                    draft.draft_tokens(self._engine, choices, speculate)
-            setattr(decode, "draft_tokens", lambda engine, sequences, max_drafts: made)  # noqa: B010
-            with Stopwatch() as verifying:
-                for _ in range(num_steps):
-                    decode.decode_step(self._engine, choices)
+            halves = [verify(num_steps // 2)]
+            drafting = self._draft_alone(choices, num_steps, speculate)
+            halves.append(verify(num_steps - num_steps // 2))
         finally:
             setattr(decode, "draft_tokens", draft.draft_tokens)  # noqa: B010
             self._release(choices)
         return {
-            "draft_wall_s": drafting.wall_s, "draft_cpu_s": drafting.cpu_s, "verify_wall_s": verifying.wall_s,
-            "verify_cpu_s": verifying.cpu_s,
+            "draft_wall_s": drafting.wall_s, "draft_cpu_s": drafting.cpu_s,
+            "verify_wall_s": sum(half.wall_s for half in halves), "verify_cpu_s": sum(half.cpu_s for half in halves),
         }
+
+    def _draft_alone(self, choices: Sequence[Choice], num_steps: int, speculate: int) -> Stopwatch:
+        """The same drafts again and again, each time as after a step that accepted all it could."""
+        waiting = []
+        for choice in choices:
+            assert choice.pending_hidden is not None
+            waiting.append((choice.num_tokens - len(choice.pending_hidden), choice.pending_hidden))
+        with Stopwatch() as watch:
+            for _ in range(num_steps):
+                for choice, (num_computed_mtp, pending) in zip(choices, waiting, strict=True):
+                    choice.num_computed_mtp, choice.pending_hidden = num_computed_mtp, pending
+                draft.draft_tokens(self._engine, choices, speculate)
+        return watch
 
     def _choices(self, prompts: Sequence[Sequence[int]], num_steps: int, *, speculate: int) -> list[Choice]:
         """With blocks for all that so many steps can give."""
