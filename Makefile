@@ -26,7 +26,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-NATIVE_SOURCES := $(wildcard setup.py) $(shell find kernels -name '*.cpp' -o -name '*.h')
+NATIVE_SOURCES := $(wildcard setup.py) kernels/pd_kernels/build.py $(shell find kernels -name '*.cpp' -o -name '*.h')
 
 .PHONY: help setup demo check check-types check-others test gate lab protos docs clean
 
