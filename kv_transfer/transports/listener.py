@@ -4,6 +4,9 @@ Strangers are cheap, however many come: a turn of the event loop accepts a few, 
 gone again or speak before they are spoken to. At most `MAX_HANDSHAKES` of the others have a handshake at a time. One
 more takes the place of the oldest if that one has had `PATIENCE_S`; if not it is hung up on, and a puller comes again
 (`handshake.connect`). So pullers get in beside strangers that say nothing, and beside strangers that come in crowds.
+
+Admitted pullers may stay when their token has ended, but there is a limit to those with one token, and one to all; for
+one more, one of them goes (`crowd`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from kv_transfer.transport import Authorize
+from kv_transfer.transports.crowd import MAX_A_TOKEN, first_to_go
 from kv_transfer.transports.handshake import HANDSHAKE_S, admit
 from kv_transfer.transports.watch import is_silent
 from pd_engine.errors import PdRelayError
@@ -46,6 +50,7 @@ class Listener:
         self._authorize = authorize
         self._serve = serve
         self._pullers: dict[asyncio.Task[None], socket.socket] = {}
+        self._tokens: dict[asyncio.Task[None], str] = {}  # of those that are served; oldest first
         self._handshakes: dict[asyncio.Task[None], float] = {}  # of those: since when; oldest first
         self._pause: asyncio.TimerHandle | None = None
 
@@ -86,8 +91,6 @@ class Listener:
 
     def _has_place(self) -> bool:
         """For one more handshake; the oldest one may have to go."""
-        if len(self._pullers) >= MAX_PULLERS:
-            return False
         if len(self._handshakes) >= MAX_HANDSHAKES:
             oldest, began_s = next(iter(self._handshakes.items()))
             if asyncio.get_running_loop().time() < began_s + PATIENCE_S:
@@ -109,7 +112,22 @@ class Listener:
         assert task is not None
         self._handshakes.pop(task, None)
         if token is not None:
+            self._make_room(token)
+            self._tokens[task] = token
             await self._serve(puller, token)
+
+    def _make_room(self, token: str) -> None:
+        """For one more puller with that token."""
+        same = [task for task, shown in self._tokens.items() if shown == token]
+        if len(same) >= MAX_A_TOKEN:
+            leaving = same[0]
+        elif len(self._tokens) >= MAX_PULLERS:
+            leaving = first_to_go(self._tokens, self._authorize)
+        else:
+            return
+        log.info("too many pullers: hung up on one")
+        del self._tokens[leaving]
+        leaving.cancel()
 
     async def _admitted(self, puller: socket.socket) -> str | None:
         """The token that it has shown; None: it is a stranger."""
@@ -122,6 +140,7 @@ class Listener:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._pullers.pop(task).close()
         self._handshakes.pop(task, None)
+        self._tokens.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ConnectionError):
             log.debug("a puller has gone: %s", error)

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from kv_transfer.transport import Capabilities, Connection, Ending, Fetched, Metadata, Spans
+from kv_transfer.transports.closing import Closing
 from kv_transfer.transports.fetches import Fetches
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.interest import Interest
@@ -95,6 +96,7 @@ class NcclConnection:
         self._numbers = itertools.count(1)
         self._pair: Pair | None = None
         self._fetches = Fetches()
+        self._closing = Closing(self._end)
         self._is_dead = False
 
     @property
@@ -130,6 +132,9 @@ class NcclConnection:
 
     async def close(self) -> None:
         self._break_off()
+        await self._closing.wait()
+
+    async def _end(self) -> None:
         await self._fetches.abandon()
         await asyncio.get_running_loop().run_in_executor(self._executor, self._abort)
         self._sock.close()

@@ -8,7 +8,6 @@ A pair costs device memory at both ends, so a source has a bounded number of the
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
@@ -85,17 +84,19 @@ class _PairServer:
             try:
                 wait_ready(pair, lambda: is_silent(sock), pause)
                 while (request := receive_request(stream)) is not None:
-                    self._answer(sock, pair, stream.token, *request)
+                    self._answer(stream, pair, *request)
+                    if stream.is_tiresome:
+                        return
                     stream.enter(Phase.IDLE)
             finally:
                 pair.abort()
         finally:
             self._pairs.release()
 
-    def _answer(self, sock: socket.socket, pair: Pair, token: str, number: int, ranges: Ranges) -> None:
+    def _answer(self, stream: Stream, pair: Pair, number: int, token: str, ranges: Ranges) -> None:
+        sock = stream.sock
         check_ranges(ranges, self._arena)
-        allowed = self._authorize(token)
-        if allowed is None or not allowed.issuperset(ranges["block"].tolist()):
+        if not stream.may_read(token, ranges["block"].tolist(), self._authorize):
             sock.sendall(REPLY.pack(number, Status.GONE))
             return
         before = self._arena.generations[ranges["block"]]

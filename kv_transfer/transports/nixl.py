@@ -33,6 +33,7 @@ from kv_transfer.transport import (
     Spans,
     UInt64s,
 )
+from kv_transfer.transports.closing import Closing
 from kv_transfer.transports.fetches import Fetches
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.interest import Interest
@@ -105,6 +106,7 @@ class NixlConnection:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
         self._reader: NixlReader | None = None
         self._fetches = Fetches()
+        self._closing = Closing(self._end)
         self._is_abandoned = False  # a transfer that nobody waits for may still write to the staging memory
         self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-nixl-watch")
 
@@ -128,10 +130,13 @@ class NixlConnection:
 
     async def close(self) -> None:
         self._watcher.cancel()
+        await self._closing.wait()
+
+    async def _end(self) -> None:
         await asyncio.gather(self._watcher, return_exceptions=True)
         await self._fetches.abandon()
         self._sock.close()
-        ended = asyncio.get_running_loop().run_in_executor(self._executor, self._end)
+        ended = asyncio.get_running_loop().run_in_executor(self._executor, self._end_reader)
         await asyncio.wait([ended], timeout=CLOSE_TIMEOUT_S)
         if not ended.done():
             log.error("an agent of %s did not end within %s s; its thread and memory stay", NAME, CLOSE_TIMEOUT_S)
@@ -170,7 +175,7 @@ class NixlConnection:
         generations: UInt64s = staging[start : start + 8 * count].view(np.uint64)[spans.block_ids - first]
         return generations
 
-    def _end(self) -> None:
+    def _end_reader(self) -> None:
         if self._reader is not None:
             self._reader.end(is_quiet=not self._is_abandoned)
             self._reader = None

@@ -35,6 +35,7 @@ from kv_transfer.transport import (
     UInt64s,
     runs_of,
 )
+from kv_transfer.transports.closing import Closing
 from kv_transfer.transports.fetches import Fetches
 from kv_transfer.transports.handshake import connect, receive
 from kv_transfer.transports.interest import Interest
@@ -142,6 +143,7 @@ class SharedMemoryConnection:
         self._executor = executor
         self._fetches = Fetches()
         self._is_closed = False
+        self._closing = Closing(self._end)
         self._watcher = asyncio.create_task(until_hung_up(sock), name="kv-shared-memory-watch")
 
     @property
@@ -162,6 +164,9 @@ class SharedMemoryConnection:
         """Also unmaps the arena, when nothing reads it any more."""
         self._is_closed = True
         self._watcher.cancel()
+        await self._closing.wait()
+
+    async def _end(self) -> None:
         await asyncio.gather(self._watcher, return_exceptions=True)
         await self._fetches.abandon()
         self._sock.close()

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from kv_transfer.transport import Authorize
+from kv_transfer.transports.crowd import MAX_A_TOKEN, first_to_go
 
 IDLE_S = 90.0  # without a request; pullers take no stream that has been idle for half of that
 REQUEST_S = 10.0  # from a request's first byte to its last
 REPLY_S = 10.0  # from a request to the end of its reply, if its token has ended
 MAX_STREAMS = 256
-MAX_STREAMS_A_TOKEN = 16
+MAX_REFUSALS = 8  # in a row
 
 
 class Phase(Enum):
@@ -32,13 +33,15 @@ class Stream:
 
     Attributes:
         sock: blocking.
-        token: that the puller has shown last.
+        token: the last one that was shown and had not ended: of the handshake, or of a request.
+        num_refusals: answered in a row because of their tokens.
         is_cut: its thread is about to end.
     """
 
     def __init__(self, sock: socket.socket, token: str, clock: Callable[[], float]) -> None:
         self.sock = sock
         self.token = token
+        self.num_refusals = 0
         self.is_cut = False
         self._clock = clock
         self._phase = (Phase.IDLE, clock())  # one assignment, as two threads see it
@@ -46,11 +49,24 @@ class Stream:
     def enter(self, phase: Phase) -> None:
         self._phase = (phase, self._clock())
 
+    def may_read(self, token: str, blocks: Iterable[int], authorize: Authorize) -> bool:
+        """Whether a request with that token may be answered."""
+        allowed = authorize(token)
+        if allowed is not None:
+            self.token = token
+        is_allowed = allowed is not None and allowed.issuperset(blocks)
+        self.num_refusals = 0 if is_allowed else self.num_refusals + 1
+        return is_allowed
+
     @property
-    def idle_since_s(self) -> float | None:
-        """None: it is not."""
-        phase, since_s = self._phase
-        return since_s if phase is Phase.IDLE else None
+    def is_tiresome(self) -> bool:
+        """Whether it asks and asks for what it may not have."""
+        return self.num_refusals >= MAX_REFUSALS
+
+    @property
+    def phase(self) -> tuple[Phase, float]:
+        """And since when, in seconds."""
+        return self._phase
 
     def is_overdue(self, now_s: float, authorize: Authorize) -> bool:
         """Whether it has lasted too long."""
@@ -73,13 +89,26 @@ class Stream:
             return
 
 
-def crowded_out(new: Stream, others: Iterable[Stream]) -> Stream | None:
-    """Who has to go for `new`: of those with the same token, or of all, if they are too many, the one that has been
-    idle for longest; `new` itself if none is idle; None: nobody."""
-    everyone = [stream for stream in others if not stream.is_cut]
-    same = [stream for stream in everyone if stream.token == new.token]
-    for crowd, limit in ((same, MAX_STREAMS_A_TOKEN), (everyone, MAX_STREAMS)):
-        if len(crowd) >= limit:
-            idle = [(since_s, stream) for stream in crowd if (since_s := stream.idle_since_s) is not None]
-            return min(idle, key=lambda item: item[0])[1] if idle else new
-    return None
+def crowded_out(new: Stream, others: Iterable[Stream], authorize: Authorize) -> Stream | None:
+    """Who has to go for `new`; itself if nobody else can; None: nobody.
+
+    Of too many with the same token, that which has been idle for longest. Of too many in all, one whose token has ended
+    and that is not being answered, preferably of a token that many have; if there is none, that which has been idle for
+    longest, or one of a token that too many have come to show.
+    """
+    phases = {stream: stream.phase for stream in others if not stream.is_cut}
+    since = sorted(phases, key=lambda stream: phases[stream][1])
+    idle = [stream for stream in since if phases[stream][0] is Phase.IDLE]
+    same = [stream for stream in phases if stream.token == new.token]
+    if len(same) >= MAX_A_TOKEN:
+        return next((stream for stream in idle if stream in same), new)
+    if len(phases) < MAX_STREAMS:
+        return None
+    asking = [stream for stream in since if phases[stream][0] is Phase.ASKING]
+    unanswered = {stream: stream.token for stream in (*idle, *asking)}
+    if unanswered and authorize((first := first_to_go(unanswered, authorize)).token) is None:
+        return first
+    if idle:
+        return idle[0]
+    first = first_to_go({stream: stream.token for stream in since}, authorize)
+    return first if sum(stream.token == first.token for stream in phases) > MAX_A_TOKEN else new

@@ -75,7 +75,7 @@ class StreamPort:
     async def _start_stream(self, puller: socket.socket, token: str) -> None:
         """Moves the socket to a thread of its own, if there is room for one more."""
         stream = Stream(puller, token, time.monotonic)
-        leaving = crowded_out(stream, list(self._streams))
+        leaving = crowded_out(stream, list(self._streams), self._authorize)
         if leaving is not None:
             log.info("too many streams of pullers: hung up on one")
             leaving.cut()

@@ -23,6 +23,7 @@ from kv_transfer.transport import (
     Receive,
     Spans,
 )
+from kv_transfer.transports.closing import Closing
 from kv_transfer.transports.handshake import connect
 from kv_transfer.transports.stream_book import IDLE_S
 from kv_transfer.transports.streams import hang_up, prepare
@@ -105,6 +106,7 @@ class TcpConnection:
         self._numbers = itertools.count(1)
         self._is_dead = False
         self._is_closed = False
+        self._closing = Closing(self._end)
 
     @property
     def usable(self) -> bool:
@@ -141,6 +143,9 @@ class TcpConnection:
         self._is_dead = self._is_closed = True
         for stream in [*self._unfinished.values(), *self._idle]:
             stream.hang_up()
+        await self._closing.wait()
+
+    async def _end(self) -> None:
         if self._unfinished:
             await asyncio.wait(set(self._unfinished))
         for stream in self._idle:

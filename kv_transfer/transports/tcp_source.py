@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import numpy as np
 
 from kv_transfer.transport import Authorize, Metadata
@@ -61,13 +59,15 @@ class _StreamServer:
 
     def __call__(self, stream: Stream) -> None:
         while (request := receive_request(stream)) is not None:
-            self._answer(stream.sock, stream.token, *request)
+            self._answer(stream, *request)
+            if stream.is_tiresome:
+                return
             stream.enter(Phase.IDLE)
 
-    def _answer(self, sock: socket.socket, token: str, number: int, ranges: Ranges) -> None:
+    def _answer(self, stream: Stream, number: int, token: str, ranges: Ranges) -> None:
+        sock = stream.sock
         check_ranges(ranges, self._arena)
-        allowed = self._authorize(token)
-        if allowed is None or not allowed.issuperset(ranges["block"].tolist()):
+        if not stream.may_read(token, ranges["block"].tolist(), self._authorize):
             sock.sendall(REPLY.pack(number, Status.GONE))
             return
         before = self._arena.generations[ranges["block"]]
@@ -76,9 +76,8 @@ class _StreamServer:
         sock.sendall(self._arena.generations[ranges["block"]].tobytes())
 
 
-def receive_request(stream: Stream) -> tuple[int, Ranges] | None:
-    """(number, ranges, not yet checked against an arena), and the stream has the request's token and is answering;
-    None: the puller has hung up.
+def receive_request(stream: Stream) -> tuple[int, str, Ranges] | None:
+    """(number, token, ranges, none of them checked yet), and the stream is answering; None: the puller has hung up.
 
     Raises:
         InvalidArgument: it asks for no ranges, or for too many.
@@ -95,6 +94,5 @@ def receive_request(stream: Stream) -> tuple[int, Ranges] | None:
         raise InvalidArgument(f"tcp: a request has 1 to {MAX_RANGES} ranges, got {count}")
     packed = bytearray(count * RANGE.itemsize)
     receive_views(sock, [memoryview(packed)])
-    stream.token = token.decode("ascii", errors="replace")
     stream.enter(Phase.ANSWERING)
-    return number, np.frombuffer(packed, dtype=RANGE)
+    return number, token.decode("ascii", errors="replace"), np.frombuffer(packed, dtype=RANGE)

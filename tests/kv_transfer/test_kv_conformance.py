@@ -298,3 +298,22 @@ async def test_a_closed_connection_fetches_nothing(pair: Pair) -> None:
     with pytest.raises(Unavailable):
         await connection.fetch(pair.spans([(0, 1, 2, 0, 16)]), token=pair.new_token(), timeout_s=TIMEOUT_S)
     assert bytes(pair.arena.buffer) == before
+
+
+async def test_a_close_that_is_cancelled_goes_on(pair: Pair) -> None:
+    async def connect_and_fetch() -> Connection:
+        connection = await pair.connect()
+        spans = pair.spans([(0, 1, 1, 0, 16)])
+        await connection.fetch(spans, token=pair.new_token(), timeout_s=TIMEOUT_S)
+        return connection
+
+    await (await connect_and_fetch()).close()  # what the transport itself keeps is there
+    connections = []  # not the collector's
+    async with assert_nothing_left(except_files="memfd"):
+        for num_turns in range(1, 4):
+            connections.append(await connect_and_fetch())
+            closing = asyncio.create_task(connections[-1].close())
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)

@@ -44,9 +44,9 @@ def stranger(address: Address) -> socket.socket:
     return sock
 
 
-async def come_in(pair: Pair) -> socket.socket:
+async def come_in(pair: Pair, token: str | None = None) -> socket.socket:
     return await connect(
-        address_of(pair), secret=SECRET, epoch=EPOCH, token=pair.new_token(), timeout_s=TIMEOUT_S
+        address_of(pair), secret=SECRET, epoch=EPOCH, token=token or pair.new_token(), timeout_s=TIMEOUT_S
     )
 
 
@@ -194,3 +194,47 @@ async def test_a_puller_that_resets_its_connection_is_a_line_for_debugging(
         (record,) = caplog.records
         assert record.levelno == logging.DEBUG
         assert record.exc_info is None
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "fake nixl"])
+async def test_of_too_many_pullers_with_one_token_the_oldest_goes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MAX_A_TOKEN", 2)
+    async with transport_pair(kind) as pair:
+        token = pair.new_token()
+        pullers = [await come_in(pair) for _ in range(2)] + [await come_in(pair, token) for _ in range(3)]
+        await until(lambda: has_been_hung_up_on(pullers[2]))
+        assert not any(has_been_hung_up_on(puller) for puller in (*pullers[:2], *pullers[3:]))
+        for puller in pullers:
+            puller.close()
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "fake nixl"])
+async def test_of_too_many_pullers_the_oldest_goes_of_those_whose_token_has_ended(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MAX_PULLERS", 4)
+    async with transport_pair(kind) as pair:
+        token = pair.new_token()
+        one = await come_in(pair)
+        many = [await come_in(pair, token) for _ in range(2)]
+        pair.allowed.clear()
+        live = await come_in(pair)
+        goes = [many[0], one, many[1]]  # of the token that most have, then the oldest
+        pullers = [live, *goes]
+        for puller in goes:
+            pullers.append(await come_in(pair))
+            await until(lambda puller=puller: has_been_hung_up_on(puller))  # type: ignore[misc]
+        assert not has_been_hung_up_on(live)
+        for puller in pullers:
+            puller.close()
+
+
+def has_been_hung_up_on(puller: socket.socket) -> bool:
+    """What the source has said is read."""
+    with contextlib.suppress(BlockingIOError):
+        while puller.recv(1 << 16, socket.MSG_DONTWAIT):
+            pass
+        return True
+    return False

@@ -10,16 +10,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from kv_transfer.transport import Authorize
 from kv_transfer.transports import stream_book, streams
 from kv_transfer.transports.handshake import connect
 from kv_transfer.transports.stream_book import Phase, Stream, crowded_out
 from kv_transfer.transports.streams import StreamPort
-from kv_transfer.transports.tcp_frames import RANGE, REQUEST
+from kv_transfer.transports.tcp_frames import RANGE, REPLY, REQUEST, Status
 from support.handoffs import SECRET
 from support.leaks import assert_nothing_left, until
 from support.transport_cases import EPOCH, TIMEOUT_S, Pair, transport_pair
 
 LONG_S = 1_000.0
+
+
+def all_live(token: str) -> frozenset[int]:
+    return frozenset()
 
 
 class Clock:
@@ -66,16 +71,51 @@ def test_the_one_that_was_idle_for_longest_goes(
     make: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_book, "MAX_STREAMS", 4)
-    monkeypatch.setattr(stream_book, "MAX_STREAMS_A_TOKEN", 2)
+    monkeypatch.setattr(stream_book, "MAX_A_TOKEN", 2)
     busy, older, newer = make("a", Phase.ANSWERING), make("b"), make("a")
-    assert crowded_out(make("b"), [busy, older, newer]) is None
-    assert crowded_out(make("a"), [busy, older, newer]) is newer, "of those with the same token"
-    assert crowded_out(make("c"), [busy, older, newer, make("d")]) is older
+    assert crowded_out(make("b"), [busy, older, newer], all_live) is None
+    assert crowded_out(make("a"), [busy, older, newer], all_live) is newer, "of those with the same token"
+    assert crowded_out(make("c"), [busy, older, newer, make("d")], all_live) is older
     newer.enter(Phase.ASKING)
     new = make("a")
-    assert crowded_out(new, [busy, older, newer]) is new
+    assert crowded_out(new, [busy, older, newer], all_live) is new
     older.cut()
-    assert crowded_out(make("c"), [busy, older, newer, make("d")]) is None
+    assert crowded_out(make("c"), [busy, older, newer, make("d")], all_live) is None
+
+
+def test_of_too_many_in_all_those_go_whose_token_has_ended(
+    make: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_book, "MAX_STREAMS", 5)
+    live: Authorize = {"live": frozenset({1}), "new": frozenset({1})}.get
+    idle, single, answered = make("live"), make("other"), make("ended", Phase.ANSWERING)
+    first, second = make("ended", Phase.ASKING), make("ended", Phase.ASKING)
+    assert crowded_out(make("new"), [idle, single, answered, second, first], live) is first
+    first.cut()
+    second.cut()
+    assert crowded_out(make("new"), [idle, single, answered, *(make("live") for _ in range(2))], live) is single
+
+
+def test_of_too_many_in_all_one_goes_of_a_token_that_too_many_have_come_to_show(
+    make: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_book, "MAX_STREAMS", 4)
+    monkeypatch.setattr(stream_book, "MAX_A_TOKEN", 2)
+    streams = [make(token, Phase.ASKING) for token in "abbb"]
+    assert crowded_out(make("c"), streams, all_live) is streams[1]
+    streams[1].token = "a"
+    new = make("c")
+    assert crowded_out(new, streams, all_live) is new
+
+
+def test_a_stream_is_counted_under_tokens_that_are_accepted(make: Callable[..., Stream]) -> None:
+    live: Authorize = {"mine": frozenset({1}), "next": frozenset({2})}.get
+    stream = make("mine")
+    assert not stream.may_read("made up", [1], live)
+    assert stream.token == "mine"
+    assert not stream.may_read("next", [1, 2], live)
+    assert stream.may_read("next", [2], live)
+    assert (stream.token, stream.num_refusals) == ("next", 0)
 
 
 def port_of(pair: Pair) -> StreamPort:
@@ -127,7 +167,7 @@ async def test_a_reply_that_is_read_drop_by_drop_ends_with_its_token(monkeypatch
 
 
 async def test_too_many_streams_with_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_book, "MAX_STREAMS_A_TOKEN", 2)
+    monkeypatch.setattr(stream_book, "MAX_A_TOKEN", 2)
     async with assert_nothing_left(except_files="memfd"), transport_pair("tcp") as pair:
         token = pair.new_token()
         pullers = []
@@ -140,6 +180,19 @@ async def test_too_many_streams_with_one_token(monkeypatch: pytest.MonkeyPatch) 
         await until(lambda: port_of(pair).num_streams == 2)
         for puller in pullers:
             puller.close()
+
+
+async def test_a_puller_that_asks_and_asks_with_a_token_that_does_not_live_is_hung_up_on() -> None:
+    async with assert_nothing_left(except_files="memfd"), transport_pair("tcp") as pair:
+        with await come_in(pair, pair.new_token()) as puller:
+            puller.settimeout(TIMEOUT_S)
+            ranges = np.zeros(1, dtype=RANGE)
+            ranges["offset"], ranges["length"] = pair.source_arena.offsets[0], 1
+            for number in range(stream_book.MAX_REFUSALS):
+                puller.sendall(REQUEST.pack(number, b"f" * 32, 1) + ranges.tobytes())
+                reply = await asyncio.to_thread(puller.recv, REPLY.size)
+                assert REPLY.unpack(reply) == (number, Status.GONE)
+            assert await asyncio.to_thread(puller.recv, 1) == b""
 
 
 async def test_a_puller_opens_anew_what_the_source_has_hung_up_on() -> None:
