@@ -80,8 +80,8 @@ def compile_with(defect: Defect | None, directory: Path) -> Ops:
     compiler = pd_build.find_compiler()
     assert compiler is not None
     subprocess.run(
-        [*compiler, *pd_build.FLAGS, "-O1", f'-DPD_SOURCES="{pd_build.source_digest()}"', "-o", str(target),
-         str(sources / "cpu" / "library.cpp")], check=True)
+        [*compiler, *pd_build.FLAGS, "-O1", *pd_build.EXACT_FLAGS, f'-DPD_SOURCES="{pd_build.identity(BASE)}"',
+         "-o", str(target), str(sources / "cpu" / "library.cpp")], check=True)
     pd_build.seal(target)
     return CpuOps(BASE, threads=1, directory=directory)
 

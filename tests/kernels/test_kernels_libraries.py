@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import shutil
@@ -17,7 +18,8 @@ from pd_engine.model.random_checkpoint import write_random_checkpoint
 from pd_kernels import build
 from pd_kernels.backend import OpsUnavailable, load_ops
 from pd_kernels.block_checksum import ranges
-from pd_kernels.cpu.native import LIBRARY_DIRECTORY_VARIABLE, LibraryUnusable, load_library, usable_isas
+from pd_kernels.cpu import native
+from pd_kernels.cpu.native import LIBRARY_DIRECTORY_VARIABLE, LibraryUnusable, load_library, numerics, usable_isas
 from pd_kernels.cpu.ops import CpuOps
 from support.engine_cases import load_engine
 
@@ -128,34 +130,159 @@ def test_without_compiled_ops_the_reference_says_that_it_serves(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
-def test_a_compiler_with_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """$CXX may name a program that runs the compiler, and flags; both reach the command. What it builds is sealed."""
-    wrapper = tmp_path / "my wrapper"
-    wrapper.write_text("\n".join([
-        f"#!{sys.executable}", "import sys", f"open({str(tmp_path / 'seen')!r}, 'w').write(' '.join(sys.argv[1:3]))",
-        "target, digest = sys.argv[sys.argv.index('-o') + 1], sys.argv[-4].split(chr(34))[1]",
-        "open(target, 'w').write(f'pd-sources-{digest}')",
+@needs_libraries
+def test_a_library_under_the_name_of_another_instruction_set(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its stamp before it is loaded; by what it says itself where the compiler was asked for another."""
+    other = "avx2" if BEST == "plain" else "plain"
+    path = library.rename(build.library_path(library.parent, other))
+    with pytest.raises(LibraryUnusable, match=rf"in {path} are those of another instruction set than {other}; `python"):
+        load_library(other)
+    monkeypatch.setattr(native, "problem_of", lambda path: None)
+    with pytest.raises(LibraryUnusable, match=f"in {path} are those of {BEST} instead of {other}; `python"):
+        load_library(other)
+
+
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+TINY = """
+#ifdef __FAST_MATH__
+#error other bits
+#endif
+#pragma GCC visibility push(default)
+extern "C" const char* pd_isa() { return "plain"; }
+extern "C" const char* pd_sources() { return "pd-sources-" PD_SOURCES; }
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that takes a compiler and its arguments, notes them, and has a tiny library compiled instead."""
+    monkeypatch.delenv("CXX", raising=False)
+    (tmp_path / "tiny.cpp").write_text(TINY)
+    path = tmp_path / "my wrapper"
+    path.write_text("\n".join([
+        f"#!{sys.executable} -IS", "import os, sys", f"open({str(tmp_path / 'seen')!r}, 'w').write(' '.join(sys.argv))",
+        f"os.execvp(sys.argv[1], [*sys.argv[1:-1], {str(tmp_path / 'tiny.cpp')!r}])",
     ]))
-    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("CXX", f"'{wrapper}' g++ -m64")
-    assert build.find_compiler() == [str(wrapper), "g++", "-m64"]
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def build_plain(tmp_path: Path) -> Path:
     [path] = build.build(tmp_path / "lib", isas=["plain"])
-    assert (tmp_path / "seen").read_text() == "g++ -m64"
     assert build.problem_of(path) is None
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    (tmp_path / "seen").unlink()
-    assert build.build(tmp_path / "lib", isas=["plain"]) == [path]
-    assert not (tmp_path / "seen").exists(), "a whole library of these sources is kept"
+    assert list(path.parent.iterdir()) == [path]
+    return path
+
+
+@needs_compiler
+def test_a_compiler_with_arguments(tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """$CXX may name a program that runs the compiler, and flags; both reach the command. What it builds is sealed, and
+    kept as long as sources and flags are the same."""
+    monkeypatch.setenv("CXX", f"'{compiler}' g++ -O1")
+    assert build.find_compiler() == [str(compiler), "g++", "-O1"]
+    path, seen = build_plain(tmp_path), tmp_path / "seen"
+    assert seen.read_text().split()[2:4] == ["g++", "-O1"]
+    seen.unlink()
+    build_plain(tmp_path)
+    assert not seen.exists(), "a whole library of these sources is kept"
     flip_a_bit(path)
-    build.build(tmp_path / "lib", isas=["plain"])
-    assert build.problem_of(path) is None
+    build_plain(tmp_path)
+    assert seen.exists()
+    seen.unlink()
+    monkeypatch.setenv("CXX", f"'{compiler}' g++")
+    build_plain(tmp_path)
+    assert seen.exists(), "one with other flags is built anew"
 
 
-def test_a_compiler_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@needs_compiler
+def test_flags_that_would_change_bits_are_undone(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    """And libraries of other flags have other numerics, whatever those flags are."""
+    names = set()
+    for flags in ("", "-ffast-math", "-Ofast", "-fassociative-math -ffp-contract=fast"):
+        monkeypatch.setenv("CXX", f"'{compiler}' g++ {flags}")
+        library = ctypes.CDLL(str(build_plain(tmp_path).rename(tmp_path / f"{len(names)}.so")))
+        library.pd_sources.restype = ctypes.c_char_p
+        library.pd_arithmetic = lambda: b"plain"
+        names.add(numerics(library))
+        assert (tmp_path / "seen").read_text().split("-o ")[0].split()[-len(build.EXACT_FLAGS) - 1 :][:-1] == [
+            *build.EXACT_FLAGS]
+    assert len(names) == 4
+    assert f"cpu-{build.source_digest()}/plain" in names
+
+
+@needs_compiler
+def test_a_sanitizers_library_does_not_stay(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", f"'{compiler}' g++")
+    [path] = build.build(tmp_path / "lib", isas=["plain"], extra_flags=("-g",))
+    build_plain(tmp_path)
+    assert build.identity("plain").encode() + b"\0" in path.read_bytes()
+    monkeypatch.setattr(sys, "argv", ["build", "--sanitize"])
+    with pytest.raises(SystemExit, match="2"):
+        build.main()
+    assert "--sanitize needs --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "reason"), [
+    ("true", "ended well, but has not written the library"),
+    ("false", "failed"),
+    ("'{folder}/no program'", "cannot be run: Exec format error"),
+    pytest.param("'{folder}/my wrapper' g++ -DUSELESS", "undefined symbol: ", marks=needs_compiler),
+    pytest.param("'{folder}/my wrapper' g++ -DOTHER", "it holds ops for avx2", marks=needs_compiler),
+])
+def test_what_cannot_be_loaded_is_left_out(
+    command: str, reason: str, tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The library that was there is not replaced, and nothing else is left."""
+    useless = "#ifdef USELESS\nint missing(); int one = missing();\n#endif\n"
+    (tmp_path / "tiny.cpp").write_text(useless + "#ifdef OTHER\n" + TINY.replace('"plain"', '"avx2"')
+                                       + "#else\n" + TINY + "#endif\n")
+    (tmp_path / "no program").write_bytes(b"\0\1\2")
+    (tmp_path / "no program").chmod(0o755)
+    monkeypatch.setenv("CXX", command.format(folder=tmp_path))
+    there = build.library_path(tmp_path / "lib", "plain")
+    there.parent.mkdir()
+    there.write_bytes(b"of others")
+    assert build.build(tmp_path / "lib", isas=["plain"]) == []
+    said = capfd.readouterr().err
+    assert "plain left out" in said
+    assert reason in said
+    assert [file.read_bytes() for file in there.parent.iterdir()] == [b"of others"]
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one that was killed has left is taken away by a later one."""
+    monkeypatch.setenv("CXX", "true")
+    abandoned, other = (tmp_path / f"{build.SCRATCH}{name}" for name in ("abandoned", "of-now"))
+    for folder in (abandoned, other):
+        folder.mkdir()
+        (folder / "library.so").touch()
+    os.utime(abandoned, (0, 0))
+
+    def interrupted(command: list[str], made: Path, what: str) -> str | None:
+        made.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.build(tmp_path, isas=["plain"])
+    assert list(tmp_path.iterdir()) == [other]
+
+
+@pytest.mark.parametrize(("says", "reason"), [
+    ("no-such-compiler -O2", "$CXX says 'no-such-compiler -O2', which is not installed"),
+    ("'g++", "which cannot be read: No closing quotation"),
+])
+def test_a_compiler_that_is_not_there(
+    says: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", says)
     assert build.find_compiler() is None
     assert build.build(tmp_path) == []
-    assert "$CXX says 'no-such-compiler -O2', which is not installed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no compiler: $CXX says" in said
+    assert reason in said

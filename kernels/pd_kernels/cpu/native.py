@@ -10,7 +10,7 @@ import functools
 import os
 from pathlib import Path
 
-from pd_kernels.build import LIBRARIES, PACKAGE, isa_names, library_path, problem_of, source_digest
+from pd_kernels.build import LIBRARIES, PACKAGE, REBUILD, STAMP, identity, isa_names, library_path, problem_of
 
 LIBRARY_DIRECTORY_VARIABLE = "PD_KERNELS_LIBRARIES"  # another build (sanitizers) instead of the package's own
 
@@ -98,8 +98,8 @@ def load_library(isa: str, directory: Path | None = None) -> ctypes.CDLL:
         directory: where it is, if not in `library_directory()`.
 
     Raises:
-        LibraryUnusable: it is not built, damaged, was built from other sources than those beside this file, or cannot
-            be loaded on this host.
+        LibraryUnusable: it is not built, damaged, was built from other sources than those beside this file or for
+            another instruction set, or cannot be loaded on this host.
     """
     return _load(library_path(directory or library_directory(), isa), isa)
 
@@ -113,11 +113,23 @@ def _load(path: Path, isa: str) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # of another system: its C++ runtime is older, or missing
         raise LibraryUnusable(f"the compiled ops in {path} cannot be loaded: {error}") from None
-    for name, (result, arguments) in SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    assert (library.pd_isa(), library.pd_sources()) == (isa.encode(), f"pd-sources-{source_digest()}".encode()), path
+    try:
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise LibraryUnusable(f"the compiled ops in {path} lack a function: {error}; {REBUILD}") from None
+    found = library.pd_isa().decode()
+    if found != isa or not library.pd_sources().decode().startswith(STAMP + identity(isa)):
+        raise LibraryUnusable(f"the compiled ops in {path} are those of {found} instead of {isa}; {REBUILD}")
     return library
+
+
+def numerics(library: ctypes.CDLL) -> str:
+    """What decides the bits: the sources, the compiler's flags where they are not the usual ones, and the arithmetic.
+    Instruction sets with the same one give the same bits."""
+    sources, _, flags = library.pd_sources().decode().removeprefix(STAMP).split("/")
+    return f"cpu-{sources}{flags and '-' + flags}/{library.pd_arithmetic().decode()}"
 
 
 def best_library() -> ctypes.CDLL | None:

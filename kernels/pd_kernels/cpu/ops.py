@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from pd_kernels import contract, index_ranges
-from pd_kernels.build import source_digest
 from pd_kernels.contract import WrongArgument
 from pd_kernels.cpu import packing
-from pd_kernels.cpu.native import load_library
+from pd_kernels.cpu.native import load_library, numerics
 from pd_kernels.cpu.packing import (
     CACHE_CODES,
     DTYPE_CODES,
@@ -56,7 +55,7 @@ class CpuOps:
         self._lib: Any = self._library  # a Recorder while a step is recorded
         self._empty: Callable[..., Tensor] = torch.empty
         self._isa = isa
-        self._numerics = f"cpu-{source_digest()}/{self._library.pd_arithmetic().decode()}"
+        self._numerics = numerics(self._library)
         self._recordings: dict[str, Recordings] = {}
         self._lib.pd_set_num_threads(threads)
 
@@ -66,7 +65,7 @@ class CpuOps:
 
     @property
     def numerics(self) -> str:
-        """The sources and the arithmetic: instruction sets with the same one give the same bits."""
+        """What decides the bits: instruction sets with the same one give the same."""
         return self._numerics
 
     @property
