@@ -7,15 +7,18 @@ once, when it is recorded. Values of indices: see `pd_kernels.index_ranges`.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pd_kernels.fp8_matrix import BLOCK, Fp8Matrix, Weight
+from pd_kernels.fp8_matrix import BLOCK, Fp8Matrix, Weight, problem
 from pd_kernels.latent_fp8.reference import GROUP, slot_bytes
 from pd_kernels.ops import GateConfig, Rows, SamplingRows
 
+HOST = torch.device("cpu")
 MAX_NUMBERS = 2**31 - 1  # of activations in one call: kernels count them in 32 bits
 
 Shape = tuple[int, ...]
@@ -24,9 +27,13 @@ STORAGE: Dtypes = frozenset({torch.bfloat16, torch.float16, torch.float32})
 FLOAT32: Dtypes = frozenset({torch.float32})
 INT32: Dtypes = frozenset({torch.int32})
 INT64: Dtypes = frozenset({torch.int64})
-SAMPLING_DTYPES = {
-    "temperature_T": np.dtype(np.float32), "top_k_T": np.dtype(np.int32), "top_p_T": np.dtype(np.float32),
-    "min_p_T": np.dtype(np.float32), "seed_T": np.dtype(np.uint64), "position_T": np.dtype(np.int64),
+SAMPLING: dict[str, tuple[np.dtype[np.generic], float, float]] = {  # dtype, lowest and highest value
+    "temperature_T": (np.dtype(np.float32), 0, float(np.finfo(np.float32).max)),
+    "top_k_T": (np.dtype(np.int32), -1, math.inf),
+    "top_p_T": (np.dtype(np.float32), 0, 1),
+    "min_p_T": (np.dtype(np.float32), 0, 1),
+    "seed_T": (np.dtype(np.uint64), 0, math.inf),
+    "position_T": (np.dtype(np.int64), 0, math.inf),
 }
 
 
@@ -37,16 +44,16 @@ class WrongArgument(ValueError):
 def whole(what: str, tensor: Tensor, dtypes: Dtypes, shape: Shape, device: torch.device) -> None:
     """A contiguous tensor of that very shape."""
     if not (tensor.dtype in dtypes and tensor.shape == shape and tensor.is_contiguous()
-            and tensor.device.type == device.type):
-        raise _wrong(what, tensor, dtypes, f"{list(shape)}, contiguous", device)
+            and _is_on(tensor, device)):
+        raise wrong(what, tensor, dtypes, f"{list(shape)}, contiguous", device)
 
 
 def whole_of(what: str, tensor: Tensor, dtypes: Dtypes, num_dims: int, device: torch.device) -> Shape:
     """A contiguous tensor of so many dims, of which only the first may be empty. Returns its shape."""
     shape = tensor.shape
     if not (tensor.dtype in dtypes and len(shape) == num_dims and 0 not in shape[1:] and tensor.is_contiguous()
-            and tensor.device.type == device.type):
-        raise _wrong(what, tensor, dtypes, f"of {num_dims} dims, none empty but the first, contiguous", device)
+            and _is_on(tensor, device)):
+        raise wrong(what, tensor, dtypes, f"of {num_dims} dims, none empty but the first, contiguous", device)
     return shape
 
 
@@ -54,9 +61,22 @@ def rows_of(what: str, tensor: Tensor, dtypes: Dtypes, width: int, device: torch
     """Rows of activations, [T, width]: each row contiguous, wherever the next one is. Returns T."""
     shape = (*tensor.shape[:1], width)
     if not (tensor.dtype in dtypes and tensor.shape == shape and (tensor.stride(1) == 1 or width == 1)
-            and tensor.device.type == device.type and shape[0] * width <= MAX_NUMBERS):
-        raise _wrong(what, tensor, dtypes, f"[T, {width}], each row contiguous, at most {MAX_NUMBERS} numbers", device)
+            and _is_on(tensor, device) and shape[0] * width <= MAX_NUMBERS):
+        raise wrong(what, tensor, dtypes, f"[T, {width}], each row contiguous, at most {MAX_NUMBERS} numbers", device)
     return shape[0]
+
+
+def wrong(what: str, tensor: Tensor, dtypes: Dtypes, wanted: str, device: torch.device) -> WrongArgument:
+    """The error that says what a tensor is, and what is allowed."""
+    return WrongArgument(
+        f"{what} must be {_names(dtypes)} {wanted}, on {device}; got {tensor.dtype} {list(tensor.shape)}, strides "
+        f"{tensor.stride()}, {_where(tensor)}")
+
+
+def on_device(what: str, tensor: Tensor, dtypes: Dtypes, device: torch.device) -> None:
+    """Of any shape and layout."""
+    if not (tensor.dtype in dtypes and _is_on(tensor, device)):
+        raise wrong(what, tensor, dtypes, "of any layout", device)
 
 
 def embed(ids_T: Tensor, table_ZD: Tensor, device: torch.device) -> None:
@@ -155,11 +175,15 @@ def swiglu(x_TD: Tensor, gate_up: Shape, down: Shape, device: torch.device) -> N
 
 def sampling(logits_TZ: Tensor, rows: SamplingRows, device: torch.device) -> None:
     logits("sample", logits_TZ, device)
-    for name, dtype in SAMPLING_DTYPES.items():
+    for name, (dtype, lowest, highest) in SAMPLING.items():
         values: npt.NDArray[np.generic] = getattr(rows, name)
+        if not isinstance(values, np.ndarray):
+            raise WrongArgument(f"sample: rows.{name} must be an array of numpy; got a {type(values).__name__}")
         if values.dtype != dtype or values.shape != logits_TZ.shape[:1] or not values.flags.c_contiguous:
             raise WrongArgument(f"sample: rows.{name} must be {dtype} [{logits_TZ.shape[0]}], contiguous; "
                                 f"got {values.dtype} {list(values.shape)}, strides in bytes {values.strides}")
+        if not all(lowest <= value <= highest for value in values.tolist()):  # NaN is not; few rows: numpy is slower
+            raise WrongArgument(f"sample: rows.{name} must be within {lowest} to {highest}; got {values.tolist()}")
 
 
 def logits(op: str, logits_TZ: Tensor, device: torch.device) -> None:
@@ -202,13 +226,13 @@ def _context(op: str, rows: Rows, T: int, first_position: int, device: torch.dev
         raise WrongArgument(f"{op}: first_position must not be below 0; got {first_position}")
 
 
-def linear_weight(weight_MD: Weight) -> None:
-    _weight("pack_linear: weight_MD", weight_MD, 2)
+def linear_weight(weight_MD: Weight, device: torch.device) -> None:
+    _weight("pack_linear: weight_MD", weight_MD, 2, device)
 
 
-def absorbed_weights(w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> None:
-    _weight("pack_absorbed: w_uk_HNC", w_uk_HNC, 3)
-    _weight("pack_absorbed: w_uv_HVC", w_uv_HVC, 3)
+def absorbed_weights(w_uk_HNC: Tensor, w_uv_HVC: Tensor, device: torch.device) -> None:
+    _weight("pack_absorbed: w_uk_HNC", w_uk_HNC, 3, device)
+    _weight("pack_absorbed: w_uv_HVC", w_uv_HVC, 3, device)
     (H, _, C), (other_H, _, other_C) = w_uk_HNC.shape, w_uv_HVC.shape
     if (H, C, w_uk_HNC.dtype) != (other_H, other_C, w_uv_HVC.dtype):
         raise WrongArgument(f"pack_absorbed: both halves must have the same heads, latent width and dtype; got "
@@ -216,13 +240,13 @@ def absorbed_weights(w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> None:
 
 
 def expert_weights(gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
-                   shared_down: Weight | None) -> None:
-    _weight("pack_experts: gate_up_X2ID", gate_up_X2ID, 3)
-    _weight("pack_experts: down_XDI", down_XDI, 3)
+                   shared_down: Weight | None, device: torch.device) -> None:
+    _weight("pack_experts: gate_up_X2ID", gate_up_X2ID, 3, device)
+    _weight("pack_experts: down_XDI", down_XDI, 3, device)
     pairs = [(gate_up_X2ID, down_XDI)]
     if shared_gate_up is not None and shared_down is not None:
-        _weight("pack_experts: shared_gate_up", shared_gate_up, 2)
-        _weight("pack_experts: shared_down", shared_down, 2)
+        _weight("pack_experts: shared_gate_up", shared_gate_up, 2, device)
+        _weight("pack_experts: shared_down", shared_down, 2, device)
         pairs.append((shared_gate_up, shared_down))
     elif shared_gate_up is not shared_down:
         raise WrongArgument("pack_experts: the shared expert needs both its weights, or there is none")
@@ -235,8 +259,8 @@ def expert_weights(gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weigh
         raise WrongArgument("pack_experts: all experts must be of one dtype, or all FP8")
 
 
-def _weight(what: str, weight: Weight, dim: int) -> None:
-    """A matrix, or a stack of them, that is not empty."""
+def _weight(what: str, weight: Weight, dim: int, device: torch.device) -> None:
+    """A matrix, or a stack of them, that is not empty; on the host, or where the ops are."""
     shape = weight.shape
     if len(shape) != dim or 0 in shape or not (isinstance(weight, Fp8Matrix) or weight.dtype in STORAGE):
         raise WrongArgument(f"{what} must be FP8 or {_names(STORAGE)}, {dim} dims, none empty; got {_format(weight)} "
@@ -247,6 +271,20 @@ def _weight(what: str, weight: Weight, dim: int) -> None:
         raise WrongArgument(f"{what} must be e4m3 with float32 scales, one a row and {BLOCK} inputs; got "
                             f"{weight.codes_MK.dtype} {list(shape)} with {weight.scales_Mg.dtype} "
                             f"{list(weight.scales_Mg.shape)}")
+    for part in (weight.codes_MK, weight.scales_Mg) if isinstance(weight, Fp8Matrix) else (weight,):
+        if not (_is_on(part, device) or _is_on(part, HOST)):
+            raise WrongArgument(f"{what} must be on {device}, not negated; got {_where(part)}")
+    if isinstance(weight, Fp8Matrix) and (unusable := problem(weight.codes_MK, weight.scales_Mg)):
+        raise WrongArgument(f"{what}: {unusable}")
+
+
+def _is_on(tensor: Tensor, device: torch.device) -> bool:
+    """There, and its memory holds its numbers: that of a negated view holds their opposites."""
+    return tensor.device.type == device.type and not tensor.is_neg()
+
+
+def _where(tensor: Tensor) -> str:
+    return f"on {tensor.device}{', negated' if tensor.is_neg() else ''}"
 
 
 def _format(weight: Weight) -> str:
@@ -255,9 +293,3 @@ def _format(weight: Weight) -> str:
 
 def _names(dtypes: Dtypes) -> str:
     return " or ".join(sorted(str(dtype) for dtype in dtypes))
-
-
-def _wrong(what: str, tensor: Tensor, dtypes: Dtypes, wanted: str, device: torch.device) -> WrongArgument:
-    return WrongArgument(
-        f"{what} must be {_names(dtypes)} {wanted}, on {device}; got {tensor.dtype} {list(tensor.shape)}, strides "
-        f"{tensor.stride()}, on {tensor.device}")

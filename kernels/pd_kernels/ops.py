@@ -61,9 +61,9 @@ class SamplingRows:
     """Per-row sampling parameters, T long.
 
     Attributes:
-        temperature_T: float32; 0 is greedy.
+        temperature_T: float32, finite, not below 0; 0 is greedy.
         top_k_T: int32; -1 is no limit.
-        top_p_T: float32 in (0, 1].
+        top_p_T: float32 in [0, 1]; 0, which tiny ones round to, leaves the best entry.
         min_p_T: float32 in [0, 1]; 0 is no limit.
         seed_T: uint64.
         position_T: int64, the absolute position of the token being sampled; keys the noise.

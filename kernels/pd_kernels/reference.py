@@ -49,16 +49,16 @@ class ReferenceOps:
         return True
 
     def pack_linear(self, weight_MD: Weight) -> Tensor:
-        contract.linear_weight(weight_MD)
+        contract.linear_weight(weight_MD, DEVICE)
         return linear.pack_linear(decoded(weight_MD))
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> absorb.AbsorbedWeight:
-        contract.absorbed_weights(w_uk_HNC, w_uv_HVC)
+        contract.absorbed_weights(w_uk_HNC, w_uv_HVC, DEVICE)
         return absorb.pack_absorbed(w_uk_HNC, w_uv_HVC)
 
     def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
                      shared_down: Weight | None) -> moe_experts.Experts:
-        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
+        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down, DEVICE)
         shared = (None if weight is None else decoded(weight) for weight in (shared_gate_up, shared_down))
         return moe_experts.pack_experts(decoded(gate_up_X2ID), decoded(down_XDI), *shared)
 

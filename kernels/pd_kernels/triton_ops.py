@@ -64,7 +64,7 @@ class TritonOps:
         return False
 
     def pack_linear(self, weight_MD: Weight) -> Weight:
-        contract.linear_weight(weight_MD)
+        contract.linear_weight(weight_MD, self.device)
         return self._moved(weight_MD)
 
     def pack_fp8_linear(self, weight_MK: Tensor, scale_mk: Tensor, *, power_of_two: bool = False) -> Fp8Weight:
@@ -75,12 +75,12 @@ class TritonOps:
         )
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> absorb.AbsorbedWeight:
-        contract.absorbed_weights(w_uk_HNC, w_uv_HVC)
+        contract.absorbed_weights(w_uk_HNC, w_uv_HVC, self.device)
         return absorb.pack_absorbed(w_uk_HNC.to(self.device), w_uv_HVC.to(self.device))
 
     def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
                      shared_down: Weight | None) -> moe_experts.Experts:
-        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
+        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down, self.device)
         shared = (weight if weight is None else self._moved(weight) for weight in (shared_gate_up, shared_down))
         return moe_experts.pack_experts(self._moved(gate_up_X2ID), self._moved(down_XDI), *shared)
 

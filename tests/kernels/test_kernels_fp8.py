@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pd_kernels import fp8_matrix
 from pd_kernels.contract import WrongArgument
-from pd_kernels.cpu.packing import pack_fp8
 from pd_kernels.fp8_matrix import Fp8Matrix
 from pd_kernels.latent_fp8 import reference as latent_fp8
 from pd_kernels.ops import Ops, Rows
@@ -85,20 +84,22 @@ def test_a_block_of_zero_scale_is_zero(implementation: str) -> None:
     assert torch.equal(ops.linear(x, packed), ops.linear(without, packed))
 
 
+@everywhere
 @pytest.mark.parametrize("code", NAN_CODES)
-def test_weights_of_nan_are_not_packed(code: int) -> None:
+def test_weights_of_nan_are_not_packed(implementation: str, code: int) -> None:
     weight = Inputs(4, torch.float32).fp8_matrix(20, 130)
     weight.codes_MK.view(torch.uint8)[19, 129] = code
-    with pytest.raises(ValueError, match="NaN among the e4m3 numbers"):
-        pack_fp8(weight)
+    with pytest.raises(WrongArgument, match="NaN among the e4m3 numbers"):
+        kernel_ops.load(implementation).pack_linear(weight)
 
 
+@everywhere
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1e-3, 2 * fp8_matrix.MAX_SCALE])
-def test_scales_beyond_use_are_not_packed(scale: float) -> None:
+def test_scales_beyond_use_are_not_packed(implementation: str, scale: float) -> None:
     weight = Inputs(4, torch.float32).fp8_matrix(20, 130)
     weight.scales_Mg[3, 1] = scale
-    with pytest.raises(ValueError, match="scales must be finite and within 0 to 128"):
-        pack_fp8(weight)
+    with pytest.raises(WrongArgument, match="scales must be finite and within 0 to 128"):
+        kernel_ops.load(implementation).pack_linear(weight)
 
 
 def rows_in_order(num_rows: int) -> Rows:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pd_kernels.block_checksum.ranges import WrongPieces, range_checksums
+from pd_kernels.block_copy import copy_and_checksum_pieces, copy_pieces, memcpy_pieces
+from pd_kernels.block_stream import receive_and_checksum_pieces, receive_pieces, send_pieces
 from pd_kernels.contract import WrongArgument
+from pd_kernels.fp8_matrix import Fp8Matrix
 from pd_kernels.index_ranges import OutOfRange
 from pd_kernels.ops import GateConfig, Ops, Rows, SamplingRows
 from pd_kernels.repeat import repeat
@@ -101,6 +106,32 @@ def write(ops: Ops, c: Case) -> None:
     ops.latent_write(c.kv, c.latent_norm, 1e-6, c.rope, c.rows, c.cache)
 
 
+def away(*shape: int) -> Tensor:
+    """On a device whose tensors have no memory."""
+    return torch.zeros(*shape, device="meta")
+
+
+def fp8(codes: Tensor | None = None, scales: Tensor | None = None) -> Fp8Matrix:
+    """[5, D], but for what is given."""
+    return Fp8Matrix(
+        codes_MK=torch.ones(5, D).to(torch.float8_e4m3fn) if codes is None else codes,
+        scales_Mg=torch.ones(5, 1) if scales is None else scales)
+
+
+def pack_experts(ops: Ops, up: Tensor | None = None, down: Tensor | None = None, shared_up: Tensor | None = None,
+                 shared_down: Tensor | None = None) -> object:
+    return ops.pack_experts(
+        torch.zeros(X, 10, D) if up is None else up, torch.zeros(X, D, 5) if down is None else down, shared_up,
+        shared_down)
+
+
+def draw(ops: Ops, c: Case, name: str, value: float) -> object:
+    """Sampling with one row's parameter changed."""
+    values = getattr(c.sampling, name).copy()
+    values[2] = value
+    return ops.sample(c.logits, replace(c.sampling, **{name: values}))
+
+
 def experts(ops: Ops, c: Case) -> Tensor:
     packed = ops.pack_experts(torch.zeros(X, 10, D), torch.zeros(X, D, 5), None, None)
     return ops.moe_experts(c.x, c.weights, c.experts, packed)
@@ -131,9 +162,39 @@ WRONG: dict[str, tuple[str, Call]] = {
     "linear: on another device": ("on cpu; got .* on meta", lambda o, c: linear(o, torch.zeros(T, D, device="meta"))),
     "pack_linear: float64": ("weight_MD", lambda o, c: o.pack_linear(c.x.double())),
     "pack_linear: empty": ("weight_MD", lambda o, c: o.pack_linear(c.x[:0])),
+    "pack_linear: on another device": ("weight_MD must be on .*got on meta", lambda o, c: o.pack_linear(away(5, D))),
+    "pack_linear: FP8 on another device": (
+        "got on meta", lambda o, c: o.pack_linear(fp8(away(5, D).to(torch.float8_e4m3fn)))),
+    "pack_linear: scales on another device": ("got on meta", lambda o, c: o.pack_linear(fp8(scales=away(5, 1)))),
+    "pack_linear: too few scales": ("one a row", lambda o, c: o.pack_linear(fp8(scales=torch.ones(1, 1)))),
+    "pack_linear: scales of bf16": (
+        "float32 scales", lambda o, c: o.pack_linear(fp8(scales=torch.ones(5, 1).bfloat16()))),
+    "pack_linear: a scale too large": (
+        "weight_MD: scales must be .* 0 to 128", lambda o, c: o.pack_linear(fp8(scales=torch.full((5, 1), 200.0)))),
+    "pack_linear: NaN in FP8": (
+        "weight_MD: NaN", lambda o, c: o.pack_linear(fp8(torch.full((5, D), torch.nan).to(torch.float8_e4m3fn)))),
+    "pack_linear: a negated view": ("negated", lambda o, c: o.pack_linear(torch._neg_view(c.x))),
+    "rms_norm: a negated view": ("negated", lambda o, c: o.rms_norm(torch._neg_view(c.x), c.norm, 1e-6)),
+    "rms_norm: a negated weight": ("negated", lambda o, c: o.rms_norm(c.x, torch._neg_view(c.norm), 1e-6)),
+    "mla_queries: negated positions": ("negated", lambda o, c: o.mla_queries(
+        c.q, absorbed(o), c.rope, torch._neg_view(c.rows.positions_T))),
+    "pack_absorbed: on another device": (
+        "w_uk_HNC .*meta", lambda o, c: o.pack_absorbed(away(H, N, C), torch.zeros(H, V, C))),
+    "pack_absorbed: values on another device": (
+        "w_uv_HVC .*meta", lambda o, c: o.pack_absorbed(torch.zeros(H, N, C), away(H, V, C))),
     "pack_absorbed: other heads": ("both halves", lambda o, c: o.pack_absorbed(c.cache, c.cache[1:])),
     "pack_experts: other widths": (
         r"must be \[2·I", lambda o, c: o.pack_experts(torch.zeros(X, 10, D), torch.zeros(X, D, 6), None, None)),
+    "pack_experts: on another device": ("gate_up_X2ID .*meta", lambda o, c: pack_experts(o, up=away(X, 10, D))),
+    "pack_experts: down on another device": ("down_XDI .*meta", lambda o, c: pack_experts(o, down=away(X, D, 5))),
+    "pack_experts: half a shared expert": (
+        "both its weights", lambda o, c: pack_experts(o, shared_up=torch.zeros(10, D))),
+    "pack_experts: a shared expert of three dims": (
+        "shared_gate_up", lambda o, c: pack_experts(o, None, None, torch.zeros(1, 10, D), torch.zeros(D, 5))),
+    "pack_experts: a shared expert's down of float64": (
+        "shared_down", lambda o, c: pack_experts(o, None, None, torch.zeros(10, D), torch.zeros(D, 5).double())),
+    "pack_experts: a shared expert of another width": (
+        r"must be \[2·I", lambda o, c: pack_experts(o, None, None, torch.zeros(10, D), torch.zeros(D, 6))),
     "mla_queries: another width": ("q_TF", lambda o, c: o.mla_queries(
         c.q[:, 1:], absorbed(o), c.rope, c.rows.positions_T)),
     "mla_queries: positions of int64": ("positions_T", lambda o, c: o.mla_queries(
@@ -153,6 +214,10 @@ WRONG: dict[str, tuple[str, Call]] = {
         o, replace(c, rows=moved(c.rows, positions_T=c.rows.positions_T.long())))),
     "mla_attention: fewer positions": (
         "positions_T", lambda o, c: attend(o, replace(c, rows=moved(c.rows, positions_T=[1])))),
+    "mla_attention: sequences of int64": ("sequence_T", lambda o, c: attend(
+        o, replace(c, rows=moved(c.rows, sequence_T=c.rows.sequence_T.long())))),
+    "mla_attention: fewer sequences": (
+        "sequence_T", lambda o, c: attend(o, replace(c, rows=moved(c.rows, sequence_T=[1])))),
     "mla_attention: strided tables": ("block_tables_SB", lambda o, c: attend(
         o, replace(c, rows=moved(c.rows, block_tables_SB=c.rows.block_tables_SB[:, :2])))),
     "mla_attention: a table of one dim": ("block_tables_SB", lambda o, c: attend(
@@ -162,7 +227,13 @@ WRONG: dict[str, tuple[str, Call]] = {
     "mla_attention: blocks without slots": ("cache_GKE|a slot at least", lambda o, c: attend(
         o, replace(c, cache=torch.zeros(3, 0, E)))),
     "mla_attention_expanded: queries of bf16": ("cache_GKE", lambda o, c: expand(o, replace(c, q=c.q.bfloat16()))),
+    "mla_attention_expanded: fewer positions": (
+        "positions_T", lambda o, c: expand(o, replace(c, rows=moved(c.rows, positions_T=[1])))),
+    "mla_attention_expanded: fewer sequences": (
+        "sequence_T", lambda o, c: expand(o, replace(c, rows=moved(c.rows, sequence_T=[1])))),
     "absorb_values: other heads": ("o_THC", lambda o, c: o.absorb_values(torch.zeros(T, H + 1, C), absorbed(o))),
+    "moe_gate: a short bias": ("bias_X", lambda o, c: o.moe_gate(
+        c.x, o.pack_linear(torch.zeros(X, D)), torch.zeros(X - 1), gate())),
     "moe_gate: unequal groups": ("equal groups", lambda o, c: choose(o, c, gate(groups=3))),
     "moe_gate: more than the kept groups have": ("enough", lambda o, c: choose(o, c, gate(chosen=3))),
     "moe_experts: a slice of the experts": (
@@ -180,6 +251,20 @@ WRONG: dict[str, tuple[str, Call]] = {
         c.logits, replace(c.sampling, seed_T=np.zeros(1, np.uint64)))),
     "sample: every second top_k": ("top_k_T", lambda o, c: o.sample(
         c.logits, replace(c.sampling, top_k_T=np.ones(2 * T, np.int32)[::2]))),
+    "sample: a list of top_k": ("top_k_T must be an array", lambda o, c: o.sample(
+        c.logits, replace(c.sampling, top_k_T=[1] * T))),  # type: ignore[arg-type]
+    "sample: no temperature": ("temperature_T must be within", lambda o, c: draw(o, c, "temperature_T", np.nan)),
+    "sample: below zero": ("temperature_T must be within", lambda o, c: draw(o, c, "temperature_T", -1)),
+    "sample: an endless temperature": (
+        "temperature_T must be within", lambda o, c: draw(o, c, "temperature_T", np.inf)),
+    "sample: a top_k below -1": ("top_k_T must be within", lambda o, c: draw(o, c, "top_k_T", -2)),
+    "sample: no top_p": ("top_p_T must be within", lambda o, c: draw(o, c, "top_p_T", np.nan)),
+    "sample: a top_p below 0": ("top_p_T must be within", lambda o, c: draw(o, c, "top_p_T", -0.5)),
+    "sample: a top_p above 1": ("top_p_T must be within", lambda o, c: draw(o, c, "top_p_T", 1.5)),
+    "sample: no min_p": ("min_p_T must be within", lambda o, c: draw(o, c, "min_p_T", np.nan)),
+    "sample: a min_p below 0": ("min_p_T must be within", lambda o, c: draw(o, c, "min_p_T", -0.5)),
+    "sample: a min_p above 1": ("min_p_T must be within", lambda o, c: draw(o, c, "min_p_T", 1.5)),
+    "sample: a position below 0": ("position_T must be within", lambda o, c: draw(o, c, "position_T", -1)),
     "sample: an empty vocabulary": ("logits_TZ", lambda o, c: o.sample(c.logits[:, :0], c.sampling)),
     "logprobs: bf16": ("logits_TZ", lambda o, c: o.logprobs(c.logits.bfloat16())),
 }
@@ -265,6 +350,8 @@ def test_what_is_right_is_taken(ops: Ops) -> None:
     experts(ops, c)
     choose(ops, c, gate())
     ops.sample(c.logits, c.sampling)
+    best = replace(c.sampling, top_p_T=np.zeros(T, np.float32))
+    assert ops.sample(c.logits, best).tolist() == c.logits.argmax(dim=1).tolist()
     part = torch.randn(T, D + 5)[:, 3 : D + 3]
     assert same_bits(ops.rms_norm(part, c.norm, 1e-6), ops.rms_norm(part.clone(), c.norm, 1e-6))
 
@@ -318,3 +405,107 @@ def test_a_first_step_that_is_refused_is_not_recorded(name: str) -> None:
     with pytest.raises(OutOfRange, match="row 2: token id 9"):
         repeat(ops, f"first-{name}", run, (torch.tensor([1, 2, 9, 0]),), c.rows)
     assert same_bits(repeat(ops, f"first-{name}", run, (torch.tensor([1, 2, 3, 0]),), c.rows)[0], c.x[[1, 2, 3, 0]])
+
+
+@pytest.mark.parametrize("name", kernel_ops.compiled_names())
+def test_a_first_step_of_wrong_inputs_does_not_bind_the_next(name: str) -> None:
+    ops, c, key = kernel_ops.load(name), case(), f"bound-{name}"
+
+    def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
+        return (ops.rms_norm(tensors[0], c.norm, 1e-6),)
+
+    for wrong in (c.x.double(), c.x[:, :8].contiguous(), c.x[:3], torch._neg_view(c.x), c.x.to("meta")):
+        with pytest.raises(WrongArgument):
+            repeat(ops, key, run, (wrong,), c.rows)
+    assert same_bits(repeat(ops, key, run, (c.x,), c.rows)[0], ops.rms_norm(c.x, c.norm, 1e-6))
+
+
+@pytest.mark.parametrize("name", kernel_ops.compiled_names())
+@pytest.mark.parametrize("again", [False, True], ids=["recorded", "repeated"])
+def test_a_step_of_inputs_on_another_device(name: str, again: bool) -> None:
+    ops, c, key = kernel_ops.load(name), case(), f"away-{name}-{again}"
+
+    def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
+        return (ops.rms_norm(tensors[0], c.norm, 1e-6),)
+
+    if again:
+        repeat(ops, key, run, (c.x,), c.rows)
+    with pytest.raises(WrongArgument, match=r"an input of 4 rows .* on meta"):
+        repeat(ops, key, run, (away(T, D),), c.rows)
+    for field in ("positions_T", "sequence_T", "slots_T", "block_tables_SB"):
+        for spoil in (lambda tensor: tensor.to("meta"), torch._neg_view):
+            with pytest.raises(WrongArgument, match=r"on meta|negated"):
+                repeat(ops, key, run, (c.x,), moved(c.rows, **{field: spoil(getattr(c.rows, field))}))
+
+
+READ_ONLY = np.frombuffer(bytes(64), np.uint8)
+BUFFERS = {
+    "every second byte": np.zeros(128, np.uint8)[::2], "backwards": np.zeros(64, np.uint8)[::-1],
+    "wider items": np.zeros(64, np.int64), "signed": np.zeros(64, np.int8), "two dims": np.zeros((1, 64), np.uint8),
+}
+PLACES = {  # offset, length
+    "beyond 64 bits": (2**63 - 8, 16), "the longest": (1, 2**63 - 1), "one byte behind": (0, 65), "before": (-1, 1),
+    "of no length": (0, -1),
+}
+COPIES = [copy_pieces, memcpy_pieces, copy_and_checksum_pieces]
+
+
+def at(value: int, dtype: type = np.int64) -> np.ndarray:
+    return np.array([value], dtype)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    a, b = socket.socketpair()
+    with a, b:
+        yield a, b
+
+
+@pytest.mark.parametrize("buffer", BUFFERS.values(), ids=BUFFERS)
+def test_buffers_that_are_not_contiguous_bytes(buffer: np.ndarray, ends: tuple[socket.socket, socket.socket]) -> None:
+    right, zero, length = np.zeros(64, np.uint8), at(0), at(8)
+    for copy in COPIES:
+        for buffers in ((buffer, right), (right, buffer)):
+            with pytest.raises(WrongPieces, match=r"must be uint8 \[n\], contiguous"):
+                copy(*buffers, zero, zero, length)
+    with pytest.raises(WrongPieces, match="the buffer must be"):
+        range_checksums(buffer, zero, length)
+    with pytest.raises(WrongPieces, match="the source must be"):
+        send_pieces(ends[0], buffer, zero, length)
+    with pytest.raises(WrongPieces, match="the destination must be"):
+        receive_pieces(ends[1], buffer, zero, length, np.zeros(1, np.uint8))
+
+
+def test_nothing_is_written_to_read_only_bytes(ends: tuple[socket.socket, socket.socket]) -> None:
+    source, zero, length = np.full(64, 7, np.uint8), at(0), at(64)
+    for copy in COPIES:
+        with pytest.raises(WrongPieces, match=r"writeable; got .* read-only"):
+            copy(source, READ_ONLY, zero, zero, length)
+    for receive in (receive_pieces, receive_and_checksum_pieces):
+        with pytest.raises(WrongPieces, match=r"writeable; got .* read-only"):
+            receive(ends[1], READ_ONLY, zero, length, np.zeros(1, np.uint8))
+    assert not READ_ONLY.any()
+    copy_pieces(READ_ONLY, source, zero, zero, length)
+    assert not source.any()
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_pieces_that_lie_outside(place: tuple[int, int]) -> None:
+    source, destination, offset, length = np.ones(64, np.uint8), np.zeros(64, np.uint8), at(place[0]), at(place[1])
+    for copy in COPIES:
+        for offsets in ((offset, at(0)), (at(0), offset)):
+            with pytest.raises(WrongPieces, match="not within the"):
+                copy(source, destination, *offsets, length)
+    with pytest.raises(WrongPieces, match="not within the buffer of 64"):
+        range_checksums(source, offset, length)
+    assert not destination.any()
+
+
+def test_places_that_are_not_of_64_bits_or_not_as_many() -> None:
+    buffer = np.zeros(64, np.uint8)
+    for offsets, lengths in (
+        (at(2**31 - 8, np.int32), at(16, np.int32)), (at(0), at(1, np.uint64)), (at(0), np.array([1, 2])),
+        (at(0)[None], at(1)[None]),
+    ):
+        with pytest.raises(WrongPieces, match="must be int64, an offset and a length each"):
+            range_checksums(buffer, offsets, lengths)

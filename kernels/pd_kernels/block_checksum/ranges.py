@@ -26,7 +26,7 @@ def range_checksums(buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> U64:
         offsets, num_bytes: int64 [n].
 
     Raises:
-        ValueError: a range is not within the buffer.
+        WrongPieces: see `check_within`.
     """
     check_within("buffer", buffer, offsets, num_bytes)
     library = compiled()
@@ -39,6 +39,10 @@ def range_checksums(buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> U64:
         buffer.ctypes.data, len(offsets), offsets.ctypes.data, num_bytes.ctypes.data, out.ctypes.data
     )
     return out
+
+
+class WrongPieces(ValueError):
+    """A buffer, or places in it, that a loop over pieces cannot take; the message says what it is."""
 
 
 @functools.cache
@@ -55,13 +59,24 @@ def compiled() -> ctypes.CDLL | None:
         return None
 
 
-def check_within(name: str, buffer: Bytes, offsets: Offsets, num_bytes: Offsets) -> None:
-    """Raises: ValueError: a range is not within the buffer of that name."""
-    assert buffer.ndim == 1 and len(offsets) == len(num_bytes), (buffer.shape, len(offsets), len(num_bytes))
+def check_within(name: str, buffer: Bytes, offsets: Offsets, num_bytes: Offsets, *, is_written: bool = False) -> None:
+    """Raises:
+    WrongPieces: the buffer of that name is not contiguous bytes, or read-only and to be written; offsets are not int64,
+        or not as many as lengths; or a range is not within the buffer.
+    """
+    if not (buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
+            and (buffer.flags.writeable or not is_written)):
+        raise WrongPieces(f"the {name} must be uint8 [n], contiguous{', writeable' if is_written else ''}; got "
+                          f"{buffer.dtype} {list(buffer.shape)}, strides in bytes {buffer.strides}, "
+                          f"{'writeable' if buffer.flags.writeable else 'read-only'}")
+    if not (offsets.dtype == num_bytes.dtype == np.int64 and offsets.ndim == 1 and offsets.shape == num_bytes.shape):
+        raise WrongPieces(f"pieces of the {name} must be int64, an offset and a length each; got {offsets.dtype} "
+                          f"{list(offsets.shape)} and {num_bytes.dtype} {list(num_bytes.shape)}")
     if len(offsets) == 0:
         return
-    if offsets.min() < 0 or num_bytes.min() < 0 or (offsets + num_bytes).max() > len(buffer):
-        raise ValueError(f"a piece is not within the {name} of {len(buffer)} bytes")
+    # an offset and a length may add up to more than 64 bits hold
+    if offsets.min() < 0 or num_bytes.min() < 0 or (offsets > len(buffer) - num_bytes).any():
+        raise WrongPieces(f"a piece is not within the {name} of {len(buffer)} bytes")
 
 
 def as_int64(values: Offsets) -> Offsets:

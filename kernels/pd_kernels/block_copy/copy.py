@@ -21,7 +21,7 @@ def copy_pieces(source: Bytes, destination: Bytes, source_offsets: Offsets, dest
         source_offsets, destination_offsets, num_bytes: int64, of one length.
 
     Raises:
-        ValueError: a piece is not within its buffer; nothing is copied.
+        WrongPieces: see `check_within`; nothing is copied.
     """
     _copy("pd_copy_pieces", source, destination, source_offsets, destination_offsets, num_bytes)
 
@@ -66,4 +66,4 @@ def _copy(function: str, source: Bytes, destination: Bytes, source_offsets: Offs
 def _check(source: Bytes, destination: Bytes, source_offsets: Offsets, destination_offsets: Offsets,
            num_bytes: Offsets) -> None:
     check_within("source", source, source_offsets, num_bytes)
-    check_within("destination", destination, destination_offsets, num_bytes)
+    check_within("destination", destination, destination_offsets, num_bytes, is_written=True)

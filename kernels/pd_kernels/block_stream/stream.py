@@ -24,7 +24,7 @@ def send_pieces(sock: socket.socket, source: Bytes, offsets: Offsets, num_bytes:
         offsets, num_bytes: int64, of one length.
 
     Raises:
-        ValueError: a piece is not within the source; nothing is sent.
+        WrongPieces: see `check_within`; nothing is sent.
         OSError: the socket is broken, or its timeout for sending has passed.
     """
     check_within("source", source, offsets, num_bytes)
@@ -47,10 +47,10 @@ def receive_pieces(
         stop: uint8 [1]; not zero any more: nothing is waited for, and at most a mebibyte is still written.
 
     Raises:
-        ValueError: a piece is not within the destination; nothing is received.
+        WrongPieces: see `check_within`; nothing is received.
         OSError: the socket is broken, the peer hung up before the last byte, or `stop` is set.
     """
-    check_within("destination", destination, offsets, num_bytes)
+    check_within("destination", destination, offsets, num_bytes, is_written=True)
     library = compiled()
     if library is None:
         reference.receive_pieces(sock, destination, offsets, num_bytes, stop)
@@ -66,7 +66,7 @@ def receive_and_checksum_pieces(
     sock: socket.socket, destination: Bytes, offsets: Offsets, num_bytes: Offsets, stop: npt.NDArray[np.uint8]
 ) -> U64:
     """The same, and the checksums of what was written: uint64 [n]."""
-    check_within("destination", destination, offsets, num_bytes)
+    check_within("destination", destination, offsets, num_bytes, is_written=True)
     library = compiled()
     if library is None:
         return reference.receive_and_checksum_pieces(sock, destination, offsets, num_bytes, stop)

@@ -77,16 +77,16 @@ class CpuOps:
         return True
 
     def pack_linear(self, weight_MD: Weight) -> PackedLinear:
-        contract.linear_weight(weight_MD)
+        contract.linear_weight(weight_MD, DEVICE)
         return packing.pack_linear(weight_MD)
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
-        contract.absorbed_weights(w_uk_HNC, w_uv_HVC)
+        contract.absorbed_weights(w_uk_HNC, w_uv_HVC, DEVICE)
         return packing.pack_absorbed(w_uk_HNC, w_uv_HVC)
 
     def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
                      shared_down: Weight | None) -> PackedExperts:
-        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
+        contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down, DEVICE)
         return packing.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
@@ -279,10 +279,12 @@ class CpuOps:
     def repeat(self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
         """`pd_kernels.repeat`: records the ops of the first call with a name and number of rows, and repeats them."""
         num_rows, (num_sequences, table_width) = rows.positions_T.shape[0], rows.block_tables_SB.shape
+        if not 0 < num_rows <= MAX_ROWS or num_sequences > MAX_ROWS:
+            return function(tensors, rows)
         recordings = self._recordings.get(name)
         if recordings is None or recordings.inputs.table_width < table_width:
-            recordings = self._recordings[name] = Recordings(tensors, 2 * table_width)
-        if not 0 < num_rows <= MAX_ROWS or num_sequences > MAX_ROWS or recordings.too_large:
+            recordings = Recordings(tensors, 2 * table_width)
+        if recordings.too_large:
             return function(tensors, rows)
         recordings.inputs.put(tensors, rows)
         recording = recordings.by_num_rows.get(num_rows)
@@ -290,10 +292,12 @@ class CpuOps:
             recording.program.run()
             return recording.results
         try:
-            return self._record(recordings, num_rows, function)
+            results = self._record(recordings, num_rows, function)
         except SlabsFull:
             recordings.too_large = True
-            return function(tensors, rows)
+            results = function(tensors, rows)
+        self._recordings[name] = recordings  # not before: what a refused call was given would bind those after it
+        return results
 
     def _record(self, recordings: Recordings, num_rows: int, function: StepFunction) -> tuple[Tensor, ...]:
         library, empty = self._lib, self._empty

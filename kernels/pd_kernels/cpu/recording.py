@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pd_kernels.contract import WrongArgument
+from pd_kernels import contract
+from pd_kernels.contract import HOST, INT32
 from pd_kernels.cpu.native import SIGNATURES
 from pd_kernels.index_ranges import OutOfRange
 from pd_kernels.ops import Rows
@@ -31,7 +32,8 @@ MAX_ARGUMENTS = 26
 StepFunction = Callable[[tuple[Tensor, ...], Rows], tuple[Tensor, ...]]
 
 
-_QUERIES = frozenset({"__get__", "data_ptr", "stride", "is_contiguous", "element_size", "size", "dim", "numel"})
+_QUERIES = frozenset(
+    {"__get__", "data_ptr", "stride", "is_contiguous", "is_neg", "element_size", "size", "dim", "numel"})
 _VIEWS = frozenset({"__getitem__", "view", "split", "unsqueeze", "squeeze", "transpose"})
 
 
@@ -152,7 +154,7 @@ class FixedInputs:
         self._slots = torch.zeros(MAX_ROWS, dtype=torch.int64)
         self._tables = torch.full((MAX_ROWS, table_width), -1, dtype=torch.int32)
         self._rows = [
-            (to, to.data_ptr(), tuple(to.shape[1:]), to[0].nbytes)
+            (to.dtype, to.data_ptr(), tuple(to.shape[1:]), to[0].nbytes)
             for to in (*self._tensors, self._positions, self._sequences, self._slots)
         ]
         self._table_rows = self._tables.numpy()
@@ -169,19 +171,18 @@ class FixedInputs:
         """At most `MAX_ROWS` rows and sequences, tables no wider than these.
 
         Raises:
-            WrongArgument: an input has another dtype, layout or number of rows than the others, or another width than
-                when the function was first called.
+            WrongArgument: an input has another dtype, layout, place or number of rows than the others, or another
+                width than when the function was first called.
         """
         T, (S, B) = rows.positions_T.shape[0], rows.block_tables_SB.shape
         sources = (*tensors, rows.positions_T, rows.sequence_T, rows.slots_T)
-        for (to, address, shape, row_bytes), source in zip(self._rows, sources, strict=True):
-            if source.dtype is not to.dtype or source.shape != (T, *shape) or not source.is_contiguous():
-                raise WrongArgument(
-                    f"repeat: an input of {T} rows must be {to.dtype} {[T, *shape]}, contiguous; got {source.dtype} "
-                    f"{list(source.shape)}, strides {source.stride()}")
+        for (dtype, address, shape, row_bytes), source in zip(self._rows, sources, strict=True):
+            if not (source.dtype is dtype and source.shape == (T, *shape) and source.is_contiguous() and source.is_cpu
+                    and not source.is_neg()):
+                raise contract.wrong(
+                    f"repeat: an input of {T} rows", source, frozenset({dtype}), f"{[T, *shape]}, contiguous", HOST)
             ctypes.memmove(address, source.data_ptr(), T * row_bytes)
-        if rows.block_tables_SB.dtype is not torch.int32:
-            raise WrongArgument(f"repeat: block tables must be torch.int32; got {rows.block_tables_SB.dtype}")
+        contract.on_device("repeat: block tables", rows.block_tables_SB, INT32, HOST)
         self._table_rows[:S, :B] = rows.block_tables_SB.numpy()
         self._table_rows[:S, B:] = -1
         if self._num_tables > S:
