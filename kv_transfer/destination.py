@@ -79,6 +79,7 @@ class HandoffDestination:
             clock=clock, settle=self._settle,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sweep: asyncio.Task[None] | None = None
         self._ticker = Ticker(
             "kv-destination-ticks", settings.lease_ms / 1000 / TICKS_A_LEASE, self._tick_and_sweep, on_crash
         )
@@ -244,11 +245,15 @@ class HandoffDestination:
         )
         self._on_complete(lease.key, result)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _tick_and_sweep(self) -> None:
         self.tick(self._clock())
-        await self._peers.sweep()
+        if self._sweep is None or self._sweep.done():  # no lease waits for a connection that is slow to close
+            if self._sweep is not None:
+                self._sweep.result()
+            self._sweep = self._start(self._peers.sweep(), "kv-sweep")

@@ -39,7 +39,7 @@ from pd_engine.settings import TransferSettings
 
 log = logging.getLogger(__name__)
 
-MAX_RECONNECTS = 1
+MAX_RECONNECTS = 3  # a call after a break may meet the same connection, not yet known to be broken
 COMMIT_TRIES = 3
 
 

@@ -5,6 +5,7 @@ Nothing is ever unpickled, and no size that a peer states is believed before it 
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from pd_engine.errors import InvalidArgument
 
 MAX_PART_BYTES = 1 << 20
 MAX_ITEMS = 4096  # of one array or map
+MAX_IP_CHARS = 64  # with an IPv6 zone
 
 
 def pack(value: dict[str, Any]) -> bytes:
@@ -82,6 +84,16 @@ class Fields:
             allowed = f"text of at most {max_chars} characters"
             raise InvalidArgument(f"{self.where}: {name} must be {allowed}, got {_show(value)}")
         return value
+
+    def ip_address(self, name: str) -> str:
+        """Of a host: a name would have to be looked up, which takes as long as it takes."""
+        value = self._take(name)
+        try:
+            if type(value) is str and len(value) <= MAX_IP_CHARS:
+                return str(ipaddress.ip_address(value))
+        except ValueError:
+            pass
+        raise InvalidArgument(f"{self.where}: {name} must be an IP address, got {_show(value)}")
 
     def octets(self, name: str, max_bytes: int) -> bytes:
         value = self._take(name)

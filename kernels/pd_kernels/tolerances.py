@@ -85,10 +85,12 @@ TOLERANCES: dict[tuple[str, torch.dtype], Tolerance] = {
     # FP8: both sides see the same e4m3 numbers. A product that is rounded to e4m3 in between may flip a rounding.
     ("fp8_linear", torch.float32): Tolerance(relative=1e-5, absolute=1e-5),
     ("fp8_linear", torch.bfloat16): _BF16_SUM,
+    ("fp8_linear", torch.float16): _FP16_SUM,
     # Hopper's FP8 units keep about 13 bits of a sum within 128 channels.
     ("fp8_linear_on_matrix_units", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=2.0**-10),
     ("fp8_expert", torch.float32): Tolerance(relative=1e-5, absolute=2.0**-7),
     ("fp8_expert", torch.bfloat16): Tolerance(relative=1.01 * 2 * BF16_ULP, absolute=2.0**-7),
+    ("fp8_expert", torch.float16): Tolerance(relative=1.01 * 2 * FP16_ULP, absolute=2.0**-7),
     # A latent in FP8: a rounding that the order of the norm's sum flips is a step of e4m3.
     ("latent_write_fp8", torch.bfloat16): Tolerance(relative=2.0**-3, absolute=2.0**-9),
     # A whole model's logits against transformers in float32, by the engine's storage dtype.

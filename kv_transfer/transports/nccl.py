@@ -41,8 +41,6 @@ from pd_engine.errors import DeadlineExceeded, Gone, Internal, Unavailable
 from pd_kernels.block_copy import copy_pieces
 from pd_kernels.block_stream.reference import receive_views
 
-MAX_HOST_CHARS = 255
-
 
 class NcclPull:
     """Connects to sources' ports."""
@@ -61,7 +59,7 @@ class NcclPull:
         self, metadata: Metadata, *, epoch: str, token: str, num_blocks: int, timeout_s: float
     ) -> Connection:
         fields = Fields(dict(metadata), NAME)
-        address = (fields.text("host", MAX_HOST_CHARS), fields.integer("port", 1, 65_535))
+        address = (fields.ip_address("host"), fields.integer("port", 1, 65_535))
         fields.done()
         nccl = self._make_nccl()
         sock = await connect(address, secret=self._secret, epoch=epoch, token=token, timeout_s=timeout_s)

@@ -47,7 +47,6 @@ from pd_engine.errors import DeadlineExceeded, InvalidArgument, PdRelayError, Un
 
 log = logging.getLogger(__name__)
 
-MAX_HOST_CHARS = 255
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -69,7 +68,7 @@ class NixlPull:
         self, metadata: Metadata, *, epoch: str, token: str, num_blocks: int, timeout_s: float
     ) -> Connection:
         fields = Fields(dict(metadata), NAME)
-        address = (fields.text("host", MAX_HOST_CHARS), fields.integer("port", 1, 65_535))
+        address = (fields.ip_address("host"), fields.integer("port", 1, 65_535))
         fields.done()
         num_bytes = component_offsets(self._arena.layout, num_blocks)[1]
         sock = await connect(address, secret=self._secret, epoch=epoch, token=token, timeout_s=timeout_s)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -81,7 +82,7 @@ def typed_error(error: grpc.RpcError) -> PdRelayError:
     if code is not None and code != typed.code.value and code in {known.value for known in ErrorCode}:
         typed = errors.from_code(str(code), typed.message)
     retry_after = str(metadata.get(RETRY_AFTER_METADATA_KEY, ""))
-    if retry_after.isdecimal():
+    if re.fullmatch("[0-9]{1,9}", retry_after):
         typed.retry_after_ms = int(retry_after)
     return typed
 

@@ -189,7 +189,10 @@ async def heard_from(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("metadata", [{}, {"path": 7}, {"host": "", "port": 0}, {"address": b"x"}, {"more": 1}])
+@pytest.mark.parametrize("metadata", [
+    {}, {"path": 7}, {"host": "", "port": 0}, {"address": b"x"}, {"more": 1}, {"host": "a..b", "port": 9},
+    {"host": "a\0b", "port": 9}, {"host": "localhost", "port": 9},
+])
 async def test_malformed_metadata_are_refused(pair: Pair, metadata: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         await pair.pull.connect(metadata, epoch="e" * 32, token=pair.new_token(), num_blocks=24, timeout_s=TIMEOUT_S)

@@ -235,3 +235,19 @@ async def test_room_in_flight_that_an_ended_pull_gives_back_is_used_at_once() ->
         source.source.release(keys[0].journey_id, 1)
         await until(lambda: source.source.num_pins == 0)
         assert_pool_is_free(side.pool)
+
+
+async def test_leases_expire_while_a_connection_is_slow_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    closes, closed = asyncio.Event(), asyncio.Event()
+
+    async def sweep() -> None:
+        closes.set()
+        await closed.wait()
+
+    async with started(TransferSettings(lease_ms=500)) as lab:
+        monkeypatch.setattr(lab.destination.destination._peers, "sweep", sweep)
+        await closes.wait()
+        key = new_key()
+        lab.destination.destination.reserve(key, num_tokens=NUM_TOKENS, num_blocks=3)
+        await until(lambda: lab.destination.expired == [key])
+        closed.set()

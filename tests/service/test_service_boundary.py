@@ -26,7 +26,7 @@ from pd_engine.service import client
 from pd_engine.service import server as service_server
 from pd_engine.service.options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES
 from pd_engine.service.secret import new_secret, parse_secret
-from pd_engine.service.server import Health, add_reflection, bind, build_server
+from pd_engine.service.server import RETRY_AFTER_METADATA_KEY, Health, add_reflection, bind, build_server
 
 SECRET = "correct-horse-battery-staple"
 SERVICE = "pdrelay.internal.v1.DecodeWorker"
@@ -195,6 +195,14 @@ async def test_the_retry_hint_arrives(served: tuple[str, Echo, Streams]) -> None
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await reserve(address, SECRET)
     assert client.typed_error(caught.value).retry_after_ms == 250
+
+
+@pytest.mark.parametrize("hint", ["9" * 5_000, "-1", "1e3", "²", ""])
+def test_a_retry_hint_that_is_none_is_left_out(hint: str) -> None:
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata((RETRY_AFTER_METADATA_KEY, hint)), "away"
+    )
+    assert client.typed_error(error).retry_after_ms is None
 
 
 @pytest.mark.parametrize("options", [CHANNEL_OPTIONS, [("grpc.max_send_message_length", -1)]], ids=["here", "there"])
