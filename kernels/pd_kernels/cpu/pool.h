@@ -24,7 +24,9 @@ class Pool {
     void resize(int num_threads) {
         stop();
         stopping_ = false;
-        for (int i = 1; i < num_threads; i++) workers_.emplace_back([this] { work(); });
+        // Each begins after the rounds that were before it: one more round than `run` counts would end another too early.
+        const unsigned seen = generation_.load();
+        for (int i = 1; i < num_threads; i++) workers_.emplace_back([this, seen] { work(seen); });
     }
 
     // task(i) for i in [0, count), each once, on any thread; returns when all are done. One caller at a time has the
@@ -62,8 +64,7 @@ class Pool {
 #endif
     }
 
-    void work() {
-        unsigned seen = 0;
+    void work(unsigned seen) {
         for (;;) {
             for (int i = 0; i < SPINS && generation_.load(std::memory_order_acquire) == seen; i++) pause();
             if (generation_.load(std::memory_order_acquire) == seen) {
