@@ -2,73 +2,27 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from pd_kernels.block_checksum.ranges import WrongPieces, range_checksums
-from pd_kernels.block_copy import copy_and_checksum_pieces, copy_pieces, memcpy_pieces
-from pd_kernels.block_stream import receive_and_checksum_pieces, receive_pieces, send_pieces
 from pd_kernels.contract import WrongArgument
 from pd_kernels.fp8_matrix import Fp8Matrix
 from pd_kernels.index_ranges import OutOfRange
-from pd_kernels.ops import GateConfig, Ops, Rows, SamplingRows
+from pd_kernels.ops import GateConfig, Ops, Rows
 from pd_kernels.repeat import repeat
 from support import kernel_ops
 from support.kernel_cases import ODD, PagedRun, PagedSequences, row_ops, same_bits
-
-T, D, H, N, V, C, R, X, K = 4, 32, 3, 16, 12, 32, 8, 4, 2
-NUM_BLOCKS, BLOCK_SIZE, NUM_POSITIONS = 8, 16, 64
-E = C + R
+from support.right_arguments import NUM_POSITIONS, C, Case, D, E, H, K, N, T, V, X, case
 
 
 @pytest.fixture(params=kernel_ops.names())
 def ops(request: pytest.FixtureRequest) -> Ops:
     return kernel_ops.load(request.param)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """Right arguments of every op, to be spoilt one at a time."""
-
-    x: Tensor
-    norm: Tensor
-    q: Tensor
-    queries: Tensor
-    kv: Tensor
-    latent_norm: Tensor
-    rope: Tensor
-    cache: Tensor
-    rows: Rows
-    logits: Tensor
-    sampling: SamplingRows
-    weights: Tensor
-    experts: Tensor
-
-
-def case() -> Case:
-    torch.manual_seed(0)
-    return Case(
-        x=torch.randn(T, D), norm=torch.ones(D), q=torch.randn(T, H * (N + R)), queries=torch.randn(T, H, E),
-        kv=torch.randn(T, E), latent_norm=torch.ones(C), rope=torch.randn(NUM_POSITIONS, 2, R // 2),
-        cache=torch.randn(NUM_BLOCKS, BLOCK_SIZE, E),
-        rows=Rows(
-            positions_T=torch.tensor([20, 21, 5, 40], dtype=torch.int32),
-            sequence_T=torch.tensor([0, 0, 1, 1], dtype=torch.int32),
-            block_tables_SB=torch.tensor([[0, 1, -1], [2, 3, 4]], dtype=torch.int32),
-            slots_T=torch.tensor([20, 21, 37, 72]),
-        ),
-        logits=torch.randn(T, 57),
-        sampling=SamplingRows(
-            temperature_T=np.ones(T, np.float32), top_k_T=np.full(T, -1, np.int32), top_p_T=np.ones(T, np.float32),
-            min_p_T=np.zeros(T, np.float32), seed_T=np.arange(T, dtype=np.uint64), position_T=np.arange(T)),
-        weights=torch.rand(T, K), experts=torch.randint(0, X, (T, K), dtype=torch.int32),
-    )
 
 
 Call = Callable[[Ops, Case], object]
@@ -436,76 +390,3 @@ def test_a_step_of_inputs_on_another_device(name: str, again: bool) -> None:
         for spoil in (lambda tensor: tensor.to("meta"), torch._neg_view):
             with pytest.raises(WrongArgument, match=r"on meta|negated"):
                 repeat(ops, key, run, (c.x,), moved(c.rows, **{field: spoil(getattr(c.rows, field))}))
-
-
-READ_ONLY = np.frombuffer(bytes(64), np.uint8)
-BUFFERS = {
-    "every second byte": np.zeros(128, np.uint8)[::2], "backwards": np.zeros(64, np.uint8)[::-1],
-    "wider items": np.zeros(64, np.int64), "signed": np.zeros(64, np.int8), "two dims": np.zeros((1, 64), np.uint8),
-}
-PLACES = {  # offset, length
-    "beyond 64 bits": (2**63 - 8, 16), "the longest": (1, 2**63 - 1), "one byte behind": (0, 65), "before": (-1, 1),
-    "of no length": (0, -1),
-}
-COPIES = [copy_pieces, memcpy_pieces, copy_and_checksum_pieces]
-
-
-def at(value: int, dtype: type = np.int64) -> np.ndarray:
-    return np.array([value], dtype)
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    a, b = socket.socketpair()
-    with a, b:
-        yield a, b
-
-
-@pytest.mark.parametrize("buffer", BUFFERS.values(), ids=BUFFERS)
-def test_buffers_that_are_not_contiguous_bytes(buffer: np.ndarray, ends: tuple[socket.socket, socket.socket]) -> None:
-    right, zero, length = np.zeros(64, np.uint8), at(0), at(8)
-    for copy in COPIES:
-        for buffers in ((buffer, right), (right, buffer)):
-            with pytest.raises(WrongPieces, match=r"must be uint8 \[n\], contiguous"):
-                copy(*buffers, zero, zero, length)
-    with pytest.raises(WrongPieces, match="the buffer must be"):
-        range_checksums(buffer, zero, length)
-    with pytest.raises(WrongPieces, match="the source must be"):
-        send_pieces(ends[0], buffer, zero, length)
-    with pytest.raises(WrongPieces, match="the destination must be"):
-        receive_pieces(ends[1], buffer, zero, length, np.zeros(1, np.uint8))
-
-
-def test_nothing_is_written_to_read_only_bytes(ends: tuple[socket.socket, socket.socket]) -> None:
-    source, zero, length = np.full(64, 7, np.uint8), at(0), at(64)
-    for copy in COPIES:
-        with pytest.raises(WrongPieces, match=r"writeable; got .* read-only"):
-            copy(source, READ_ONLY, zero, zero, length)
-    for receive in (receive_pieces, receive_and_checksum_pieces):
-        with pytest.raises(WrongPieces, match=r"writeable; got .* read-only"):
-            receive(ends[1], READ_ONLY, zero, length, np.zeros(1, np.uint8))
-    assert not READ_ONLY.any()
-    copy_pieces(READ_ONLY, source, zero, zero, length)
-    assert not source.any()
-
-
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_pieces_that_lie_outside(place: tuple[int, int]) -> None:
-    source, destination, offset, length = np.ones(64, np.uint8), np.zeros(64, np.uint8), at(place[0]), at(place[1])
-    for copy in COPIES:
-        for offsets in ((offset, at(0)), (at(0), offset)):
-            with pytest.raises(WrongPieces, match="not within the"):
-                copy(source, destination, *offsets, length)
-    with pytest.raises(WrongPieces, match="not within the buffer of 64"):
-        range_checksums(source, offset, length)
-    assert not destination.any()
-
-
-def test_places_that_are_not_of_64_bits_or_not_as_many() -> None:
-    buffer = np.zeros(64, np.uint8)
-    for offsets, lengths in (
-        (at(2**31 - 8, np.int32), at(16, np.int32)), (at(0), at(1, np.uint64)), (at(0), np.array([1, 2])),
-        (at(0)[None], at(1)[None]),
-    ):
-        with pytest.raises(WrongPieces, match="must be int64, an offset and a length each"):
-            range_checksums(buffer, offsets, lengths)
