@@ -37,5 +37,5 @@ def staged_ops() -> Ops:
 def staged_engines() -> Iterator[None]:
     """Engines that are loaded meanwhile are staged."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "_load_ops", lambda settings: staged_ops())
+        patch.setattr(engine_module, "_load_ops", lambda settings, dtype: staged_ops())
         yield

@@ -60,7 +60,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(InterpretedFunction, "run", launch)
     monkeypatch.setattr(triton_ops, "_device_name", str)
-    monkeypatch.setattr(engine_module, "_load_ops", lambda settings: MetaOps(DEVICE))
+    monkeypatch.setattr(engine_module, "_load_ops", lambda settings, dtype: MetaOps(DEVICE))
     for steps in (prefill, decode):
         monkeypatch.setattr(steps, "finite_rows", lambda logits_TZ: [True] * logits_TZ.shape[0])
     monkeypatch.setattr(Player, "_checksums", lambda self, sequence: ())
