@@ -28,8 +28,8 @@ class TcpSource:
     """Serves the arena on a port of its own.
 
     Args:
-        host: the address to listen on; also what pullers are told, unless it is a wildcard.
-        public_host: what pullers are told instead.
+        host: the IP address to listen on; also what pullers are told, unless it is a wildcard.
+        public_host: what pullers are told instead, an IP address: they look up no names.
     """
 
     name = NAME

@@ -65,7 +65,7 @@ def _parser(role: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{role}_worker", description=f"Runs one {role} worker without Ray.")
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--settings-json", default="{}", help="settings as one JSON object, over the defaults")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help="the IP address that it listens on and tells others")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--drain-timeout-s", type=float, default=DRAIN_TIMEOUT_S)
     parser.add_argument("--end-with-stdin", action="store_true", help="end when stdin is closed, as a child should")
