@@ -227,13 +227,13 @@ async def test_workers_that_are_killed_change_no_token(
     ]
     cases = [(ids[number : number + 150], asked) for number, asked in enumerate(asked_of)]
     num_retries = await lab.num_retries()
-    running = [asyncio.create_task(lab.generate(prompt, asked)) for prompt, asked in cases]
+    early = Countdown(30)  # of 1,200 tokens
+    running = [asyncio.create_task(lab.generate(*case, on_token=early.tick)) for case in cases]
     victim = (lab.decode if role == "decode" else lab.prefill)[0]
     await until(lambda: lab.router.num_running == 10)
     if role == "decode":
-        info = await lab.api.GetServerInfo(api.GetServerInfoRequest())
-        while not any(worker.id == victim.worker_id and worker.num_running for worker in info.workers):
-            info = await lab.api.GetServerInfo(api.GetServerInfoRequest())
+        await early.over.wait()
+        await until(lambda: lab.num_journeys(victim) > 0)
     await victim.kill()
     completes = await asyncio.gather(*running)
     for complete, (prompt, asked) in zip(completes, cases, strict=True):
@@ -276,6 +276,8 @@ async def test_kill_9_at_random_moments(
             asyncio.create_task(lab.generate(prompt, asked, on_token=moment.tick)) for prompt, asked in cases
         ]
         await moment.over.wait()
+        if role == "decode":
+            await until(lambda: lab.num_journeys(victim) > 0 or all(one.done() for one in running))  # noqa: B023
         await victim.kill()
         completes = await asyncio.gather(*running)
         expected, _ = await asyncio.gather(

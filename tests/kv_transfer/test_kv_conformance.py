@@ -249,7 +249,11 @@ async def test_after_quiesce_a_cancelled_fetch_writes_nothing(name: str) -> None
         await connection.close()
 
 
-async def test_a_cancelled_fetch_costs_others_nothing(pair: Pair, connection: Connection) -> None:
+async def test_a_cancelled_fetch_costs_others_nothing(
+    pair: Pair, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given up ends by itself; a busy machine may take its time over it."""
+    monkeypatch.setattr("kv_transfer.transports.interest.DRAIN_S", TIMEOUT_S)
     token = pair.new_token()
     fetches = [
         asyncio.create_task(

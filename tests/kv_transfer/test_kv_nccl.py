@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.transports import nccl_source
-from kv_transfer.transports.interest import DRAIN_S
+from kv_transfer.transports import fetches, interest, nccl_source
+from kv_transfer.transports.interest import Interest
 from kv_transfer.transports.nccl_messages import messages_of
 from kv_transfer.transports.nccl_pair import load_nccl
 from pd_engine.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from support.fake_nccl import FakeNccl
 from support.leaks import assert_nothing_left, until
 from support.transport_cases import TIMEOUT_S, Pair, transport_pair
+
+LONG_S = 1_000.0
 
 
 @pytest.fixture
@@ -57,7 +59,16 @@ async def test_a_stalled_pair_ends_alone_and_writes_nothing(pair: Pair, how: str
     await other.close()
 
 
-async def test_a_cancelled_fetch_that_ends_soon_keeps_the_pair(pair: Pair) -> None:
+async def test_a_cancelled_fetch_that_ends_soon_keeps_the_pair(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interest, "DRAIN_S", LONG_S)  # soon, however busy the machine is
+    timers = []
+
+    class Watched(Interest):
+        def end(self) -> None:
+            super().end()
+            timers.append(self._timer)
+
+    monkeypatch.setattr(fetches, "Interest", Watched)
     connection = await pair.connect()
     spans = pair.spans([(c, block, block, 0, 16) for c in range(3) for block in range(20)])
     before = bytes(pair.arena.buffer)
@@ -71,8 +82,8 @@ async def test_a_cancelled_fetch_that_ends_soon_keeps_the_pair(pair: Pair) -> No
     await connection.quiesce()
     assert bytes(pair.arena.buffer) == before, "what nobody wants does not reach the arena"
     assert connection.usable
-    await asyncio.sleep(DRAIN_S)  # the timer that would have abandoned it
-    assert connection.usable
+    [timer] = timers
+    assert timer is not None and timer.cancelled(), "it would abandon the pair later"
     expected = pair.expected(spans)
     await connection.fetch(spans, token=pair.new_token(), timeout_s=TIMEOUT_S)
     assert bytes(pair.arena.buffer) == expected

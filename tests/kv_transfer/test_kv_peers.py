@@ -30,8 +30,10 @@ async def code(peers: Peers, address: str, epoch: str) -> grpc.StatusCode:
 
 async def test_a_restarted_source_on_its_old_address_is_reached_at_once() -> None:
     """The channel to the last life still waits before it connects again; calls over it fail meanwhile."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    place = socket.socket()  # nobody else gets the port meanwhile, and nobody listens there
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(("127.0.0.1", 0))
+    port = place.getsockname()[1]
     address = f"127.0.0.1:{port}"
     peers = Peers([], lambda there: connect(there, SECRET), "host", time.monotonic)
     server = build_server(secret=SECRET)
@@ -42,6 +44,7 @@ async def test_a_restarted_source_on_its_old_address_is_reached_at_once() -> Non
         await server.start()
         assert await code(peers, address, "b" * 32) is grpc.StatusCode.UNIMPLEMENTED
     finally:
+        place.close()
         await peers.close()
         await server.stop(0)
 

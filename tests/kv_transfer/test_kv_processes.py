@@ -202,11 +202,14 @@ async def test_nobody_renews() -> None:
     """A destination that is stopped: the source's pins end with their lease, and no sooner than its deadline."""
     settings = settings_of("shared_memory", lease_ms=1_000)
     async with source_process(settings=settings) as source:
-        key = new_key()
-        await begin(source, key, lease_ms=1_000)
-        assert await source.call(pins) == (1, 64 - NUM_BLOCKS)
+        assert await source.call(begin_and_count, new_key()) == (1, 64 - NUM_BLOCKS)
         await source.until(pins, (0, 64))
         assert await source.call(ends) == ["expired"]
+
+
+def begin_and_count(side: SourceSide, key: JourneyKey) -> tuple[int, int]:
+    side.begin(key, NUM_TOKENS, lease_ms=1_000)
+    return pins(side)
 
 
 async def test_two_destinations_pull_from_one_source(transport: str) -> None:

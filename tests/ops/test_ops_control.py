@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -89,12 +90,13 @@ async def test_who_has_left_before_anything_was_begun_changes_nothing() -> None:
 
 
 async def test_a_controller_that_hangs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"pd-relay-test-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
-        listener.bind(socket_path("pd-relay-test-hangs"))
+        listener.bind(socket_path(address))
         listener.listen()
         monkeypatch.setattr(control_client, "ready_state", lambda name: SimpleNamespace(
-            control_address="pd-relay-test-hangs"
+            control_address=address
         ))
         monkeypatch.setattr(control_client, "ANSWER_TIMEOUT_S", 0.05)
         with pytest.raises(Unavailable, match=r"did not answer in 0.05 s: it hangs"):

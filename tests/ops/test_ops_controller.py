@@ -166,7 +166,7 @@ async def test_a_worker_that_leaves_is_first_told_of_and_does_not_come_back(
 ) -> None:
     [router], [leaving] = host.lives["router"], host.lives["decode-1"]
     leaving.may_stop.clear()
-    removing = asyncio.create_task(controller.remove_worker(controller.workers[2], 1.0))
+    removing = asyncio.create_task(controller.remove_worker(controller.workers[2], TIMEOUT_S))
     await until(lambda: leaving.stopped_by != "")
     assert host.told[router][2] == ("decode-1", "life 1", False)
     leaving.may_stop.set()
@@ -182,7 +182,7 @@ async def test_one_that_waits_to_be_started_can_be_removed(controller: Controlle
     host.lives["decode-1"][0].end.set()
     await next_event(controller)
     await next_event(controller)
-    assert await controller.remove_worker(controller.workers[2], 1.0)
+    assert await controller.remove_worker(controller.workers[2], TIMEOUT_S)
     num_lives = len(host.lives["decode-1"])
     while (await next_event(controller)).kind is not EventKind.REMOVED:
         pass
@@ -203,7 +203,7 @@ async def test_a_new_worker_that_is_refused_leaves_nothing(controller: Controlle
 async def test_a_router_is_replaced_by_one_that_serves_first(controller: Controller, host: PretendedHost) -> None:
     [before] = host.lives["router"]
     before.may_stop.clear()
-    replacing = asyncio.create_task(controller.replace_router(1.0))
+    replacing = asyncio.create_task(controller.replace_router(TIMEOUT_S))
     await until(lambda: before.stopped_by != "")
     after = host.lives["router"][1]
     assert (before.stopped_by, before.end.is_set()) == ("hand_over", False)
@@ -221,7 +221,7 @@ async def test_a_router_is_replaced_by_one_that_serves_first(controller: Control
 async def test_a_new_router_that_does_not_start_changes_nothing(controller: Controller, host: PretendedHost) -> None:
     host.unstartable["router"] = 1
     with pytest.raises(FailedPrecondition, match="broken"):
-        await controller.replace_router(1.0)
+        await controller.replace_router(TIMEOUT_S)
     assert not host.lives["router"][0].end.is_set()
     assert controller.router.state is MemberState.SERVING
     assert host.alive() == ["decode-0", "decode-1", "prefill-0", "router"]

@@ -95,16 +95,18 @@ async def test_refusals_are_counted_at_both_doors() -> None:
 
 async def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     """The command itself, at an endpoint that answers the first request and then nobody."""
-    num_asked = 0
+    num_asked, is_answered = 0, False
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_asked
+        nonlocal num_asked, is_answered
         num_asked += 1
+        number = num_asked
         await reader.readuntil(b"\r\n\r\n")
-        if num_asked == 1:
+        if number == 1:
             writer.write(b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": [{"token_ids": [7]}]}\n\ndata: [DONE]\n\n')
-        else:
-            await reader.read()  # until the client goes away
+            writer.write_eof()
+        await reader.read()  # until the client goes away
+        is_answered |= number == 1
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -116,7 +118,7 @@ async def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=environment(),
     )
     try:
-        await until(lambda: num_asked >= 3)
+        await until(lambda: num_asked >= 3 and is_answered)
         process.send_signal(signal.SIGINT)
         stdout, _ = await process.communicate()
     finally:

@@ -136,7 +136,7 @@ async def test_a_fetch_that_takes_too_long_leaves_the_job_without_blocks(
     start: Callable[..., Fetching], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is to be given blocks again, and holds nothing here or there."""
-    fetching = start(400)
+    fetching = start(1_500)  # the pull begins long before
     fetching.stall(monkeypatch)
     job = await begun(fetching)
     await until(lambda: fetching.ended == [job])

@@ -168,7 +168,7 @@ async def test_prefill_dies_while_it_computes() -> None:
 
 async def test_lost_first_reply() -> None:
     """lost-first-reply: the prefill call breaks after the handoff; index 0 comes once, from decode, with logprobs."""
-    async with router_lab() as lab:
+    async with router_lab(settings(transfer={"lease_ms": 60_000})) as lab:  # so long it has to come
         lab.prefill[0].faults.no_first_reply = 1
         await check_same_stream(lab)
         assert all_calls(lab, "Reserve") == [1]
@@ -318,11 +318,12 @@ async def test_streams_survive_random_deaths() -> None:
                 await victim.kill()
                 await victim.start()
         gate.set()
-        reviver = asyncio.create_task(_revive(lab))
+        is_over = asyncio.Event()
+        reviver = asyncio.create_task(_revive(lab, is_over))
         for prompt, task in zip(prompts, running, strict=True):
             assert list((await task).output_ids) == toy_generate(prompt, 40)
-        reviver.cancel()
-        await asyncio.gather(reviver, return_exceptions=True)
+        is_over.set()
+        await reviver
         for stub in lab.stubs:
             stub.faults.die_at = None
             if stub._server is None:
@@ -330,8 +331,8 @@ async def test_streams_survive_random_deaths() -> None:
         await eventually(lambda: all(link.state.value == "ready" for link in lab.router._registry.links()))
 
 
-async def _revive(lab: RouterLab) -> None:
-    while True:
+async def _revive(lab: RouterLab, is_over: asyncio.Event) -> None:
+    while not is_over.is_set():
         for stub in lab.stubs:
             if stub._server is None:
                 await stub.start()

@@ -9,8 +9,10 @@ import grpc
 import pytest
 
 from pd_engine.contracts import api_pb2 as api
+from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import Gone, PdRelayError, Unavailable
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
+from support.stub_faults import Faults
 from support.stub_worker import StubWorker
 from support.toy_model import toy_generate
 
@@ -97,17 +99,19 @@ async def test_a_decode_worker_that_dies_while_it_serves_alone_is_replaced(index
     """Before its first token, or later: another one computes prompt and emitted tokens."""
     async with router_lab(num_decode=2, **OFFERED) as lab:
         await lose_prefill(lab)
+        faults = Faults(stall_at=index)  # whichever comes first to it stalls; the other one never does
         for worker in lab.decode:
-            worker.faults.die_at = index
+            worker.faults = faults
         stream = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
-        await eventually(lambda: any(worker.faults.die_at is None for worker in lab.decode))
-        for worker in lab.decode:
-            worker.faults.die_at = None
+        await eventually(lambda: any(worker.arrived["stall"].is_set() for worker in lab.decode))
+        [running] = lab.router._dispatcher._known.running()
+        await eventually(lambda: len(running.choices[0].journey.stream.tokens) == index)
+        [dying] = [worker for worker in lab.decode if worker.arrived["stall"].is_set()]
+        [other] = [worker for worker in lab.decode if worker is not dying]
+        await dying.kill()
         assert list((await stream).output_ids) == ANSWER
-        [resumed] = [r for w in lab.decode for r in w.requests if getattr(r, "num_emitted_tokens", 0)] or [None]
-        num_emitted = resumed.num_emitted_tokens if resumed else 0
-        assert num_emitted <= index, "what was on its way is lost with the worker"
-        assert num_emitted > 0 or index < 2
+        [reserve] = [request for request in other.requests if isinstance(request, pb.ReserveRequest)]
+        assert reserve.num_emitted_tokens == index
 
 
 @pytest.mark.parametrize("error", [Gone(), Unavailable("busy dying")])

@@ -116,6 +116,7 @@ async def test_a_last_token_that_it_does_not_end_with_is_refused() -> None:
 async def test_targets_count_for_what_is_resumed() -> None:
     """Nobody passes them by with tokens of his own making."""
     async with router_lab(settings(router={"max_running_requests": 1, "max_waiting_requests": 0})) as lab:
+        lab.decode[0].faults.stall_at = 3
         call = lab.api.Generate(lab.request(max_tokens=4000, stream=True))
         await call.read()
         with pytest.raises(ResourceExhausted):

@@ -9,7 +9,9 @@ import pytest
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError, Unavailable
+from pd_router.link import WorkerLink
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
+from support.stub_worker import StubWorker
 from support.toy_model import toy_generate
 
 ANSWER = toy_generate(PROMPT, 20)
@@ -20,14 +22,27 @@ def attempts(lab: RouterLab, name: str) -> list[int]:
     return sorted(attempt for stub in lab.stubs for call, _, attempt in stub.calls if call == name)
 
 
+def link_to(lab: RouterLab, stub: StubWorker) -> WorkerLink:
+    link = lab.router._registry.link(stub.worker_id)
+    assert link is not None
+    return link
+
+
+def be_lost_after(link: WorkerLink, silence_s: float) -> None:
+    """This worker alone: that the machine is busy loses no other."""
+    link._silence_s = link.calls._silence_s = silence_s
+
+
 async def test_late_renewals_lose_nobody() -> None:
     """The worker reports as ever; what journeys have there goes on."""
-    config = settings(router={"worker_silence_ms": 1_000})
-    async with router_lab(config) as lab:
+    async with router_lab() as lab:
         [decode] = lab.decode
         decode.faults.renew_gate = asyncio.Event()
         lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
         running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
+        await decode.arrived["Pull"].wait()
+        link_to(lab, decode).calls._silence_s = 0.2  # for an answer; it may be silent for as long as ever
+        decode.num_renewals = 0
         await eventually(lambda: decode.num_renewals >= 3)  # two of them were given up
         gate.set()
         assert list((await running).output_ids) == ANSWER
@@ -38,8 +53,7 @@ async def test_late_renewals_lose_nobody() -> None:
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_silent_worker_is_lost(role: str) -> None:
     """Its connection stays, as a stopped process's does; another one of its pool takes over."""
-    config = settings(router={"worker_silence_ms": 1_000})
-    async with router_lab(config, num_prefill=2, num_decode=2) as lab:
+    async with router_lab(num_prefill=2, num_decode=2) as lab:
         pool = lab.prefill if role == "prefill" else lab.decode
         for stub in pool:
             stub.faults.stall_at = 7
@@ -51,9 +65,9 @@ async def test_a_silent_worker_is_lost(role: str) -> None:
         [other] = [stub for stub in pool if stub is not silent]
         other.faults.stall_at = other.faults.prefill_gate = None
         silent.faults.mute = True
+        link = link_to(lab, silent)
+        be_lost_after(link, 0.5)
         assert list((await running).output_ids) == ANSWER
-        link = lab.router._registry.link(silent.worker_id)
-        assert link is not None
         assert link.state.value == "lost"
         silent.faults.mute = False
         await eventually(lambda: link.state.value == "ready")
@@ -61,13 +75,13 @@ async def test_a_silent_worker_is_lost(role: str) -> None:
 
 async def test_a_router_that_was_stopped_itself_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it slept: it has not listened."""
-    async with router_lab(settings(router={"worker_silence_ms": 1_000})) as lab:
+    async with router_lab() as lab:
         lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
         running = asyncio.create_task(lab.generate(max_tokens=20))
         await lab.prefill[0].arrived["Prefill"].wait()
         loop = asyncio.get_running_loop()
-        now = loop.time
-        monkeypatch.setattr(loop, "time", lambda: now() + 1.2)
+        now, slept_s = loop.time, 1.2 * settings().router.worker_silence_ms / 1000
+        monkeypatch.setattr(loop, "time", lambda: now() + slept_s)
         await asyncio.sleep(0)
         gate.set()
         assert list((await running).output_ids) == ANSWER
@@ -82,7 +96,7 @@ async def tell_of_the_end(lab: RouterLab, *ended: str) -> None:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_nobody_waits_for_a_worker_that_will_not_come_back(role: str) -> None:
-    async with router_lab(settings(router={"recovery_wait_ms": FOR_EVER_MS})) as lab:
+    async with router_lab(settings(router={"recovery_wait_ms": FOR_EVER_MS, "max_attempts": 16})) as lab:
         stub = lab.prefill[0] if role == "prefill" else lab.decode[0]
         stub.faults.stall_at = 5
         stub.faults.prefill_gate = asyncio.Event()
@@ -130,8 +144,7 @@ async def test_no_prefill_left() -> None:
 
 async def test_late_tokens_of_a_worker_that_was_stopped_are_dropped() -> None:
     """It goes on while another one has taken over; what it says then is of an attempt that is over."""
-    config = settings(router={"worker_silence_ms": 1_000, "max_attempts": 8})
-    async with router_lab(config, num_decode=2) as lab:
+    async with router_lab(settings(router={"max_attempts": 8}), num_decode=2) as lab:
         for stub in lab.decode:
             stub.faults.stall_at = 7
         running = asyncio.create_task(lab.generate(max_tokens=20, stream=True))
@@ -141,12 +154,15 @@ async def test_late_tokens_of_a_worker_that_was_stopped_are_dropped() -> None:
         [old] = stopped.leases.values()
         other.faults.stall_at = 12
         stopped.faults.mute = True
+        link = link_to(lab, stopped)
+        be_lost_after(link, 0.5)
         await eventually(lambda: other.arrived["stall"].is_set())
-        link = lab.router._registry.link(stopped.worker_id)
-        assert link is not None
-        before = set(map(id, stopped.streams.values()))
+        before = list(stopped.streams.values())
+        be_lost_after(link, 60.0)
         stopped.faults.mute = False
-        await eventually(lambda: link.state.value == "ready" and not before & set(map(id, stopped.streams.values())))
+        await eventually(
+            lambda: link.state.value == "ready" and not any(queue in before for queue in stopped.streams.values())
+        )
         lab.prefill[0].faults.prefill_gate = gate = asyncio.Event()
         stopped.arrived["Reserve"].clear()
         await other.kill()

@@ -84,6 +84,12 @@ class Lab:
         while not await self._is_idle():  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.05)
 
+    def num_journeys(self, worker: ProcessWorker) -> int:
+        """That the router has there now."""
+        link = self.router._registry.link(worker.worker_id)
+        assert link is not None
+        return len(link.passengers)
+
     async def num_retries(self) -> float:
         """Attempts after the first, of all requests so far."""
         lines = (await self.http.get("/metrics")).text.splitlines()

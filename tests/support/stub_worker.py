@@ -89,21 +89,25 @@ class StubWorker(
         self._secret = secret
         self._info = info
         self._server: grpc.aio.Server | None = None
+        self._ending: asyncio.Task[None] | None = None  # of the last life, which gives its port back
         self._port = 0
 
     async def start(self) -> None:
         """Begins a life; on the same port as the last one."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
         self.epoch = secrets.token_hex(16)
-        self._server = build_server(secret=self._secret)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        worker_pb2_grpc.add_KvSourceServicer_to_server(self, self._server)
+        server = build_server(secret=self._secret)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
+        worker_pb2_grpc.add_KvSourceServicer_to_server(self, server)
         if self.role == "prefill":
-            worker_pb2_grpc.add_PrefillWorkerServicer_to_server(self, self._server)
+            worker_pb2_grpc.add_PrefillWorkerServicer_to_server(self, server)
         else:
-            worker_pb2_grpc.add_DecodeWorkerServicer_to_server(self, self._server)
-        self._port = bind(self._server, "127.0.0.1", self._port)
+            worker_pb2_grpc.add_DecodeWorkerServicer_to_server(self, server)
+        self._port = bind(server, "127.0.0.1", self._port)
         self.address = f"127.0.0.1:{self._port}"
-        await self._server.start()
+        self._server = server
+        await server.start()
 
     async def kill(self) -> None:
         """Ends like a killed process: connections break, everything is forgotten."""
