@@ -152,6 +152,12 @@ class ChoiceBlocks:
             record.chain.extend(token_ids)
         self._store(record)
 
+    def caught_up(self, record: ChoiceRecord, num_final_mtp: int) -> None:
+        """One that was ended has so many leading positions with final MTP slots by now, of its last tokens that were
+        not told any more too."""
+        record.num_final_mtp = min(num_final_mtp, record.num_tokens - 1)
+        self._store(record)
+
     def release(self, record: ChoiceRecord) -> None:
         """Nobody writes to them any more."""
         self._pool.release(record.block_ids, record.name)

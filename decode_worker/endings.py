@@ -100,11 +100,12 @@ class ChoiceEnds:
 
     def _drop(self, name: str) -> None:
         """In the compute thread."""
-        self._runner.drop(name)
-        self._report(self._dropped, name)
+        self._report(self._dropped, name, self._runner.drop(name))
 
-    def _dropped(self, name: str) -> None:
+    def _dropped(self, name: str, num_final_mtp: int | None) -> None:
         if (record := self._book.begun.get(name)) is not None:
             record.in_compute = False
+            if num_final_mtp is not None:
+                self._blocks.caught_up(record, num_final_mtp)
             self.settle(record)
             self._on_room()

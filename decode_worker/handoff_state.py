@@ -21,7 +21,7 @@ def handed_over(
     """The sequence after its first token: all P prompt positions computed, one token sampled.
 
     Args:
-        num_mtp_tokens: leading positions whose MTP slots are final; it never drafts where these are not all.
+        num_mtp_tokens: leading positions whose MTP slots are final; it does not draft where these are not all.
 
     Raises:
         FailedPrecondition: the source's MTP state is missing or is not of this model's shape.

@@ -78,6 +78,10 @@ class LocalPrompts:
         self._queue = PromptQueue()
         self._with_checksums: set[str] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        return not len(self._queue)
+
     def add(self, prompt: Choice, turn: Turn, *, with_checksums: bool) -> None:
         """Takes a prompt whose blocks cover all its tokens."""
         self._queue.add(prompt, turn)

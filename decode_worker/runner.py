@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from decode_worker.host_tier import MOVE_BYTES, Mover, Stored
 from decode_worker.itl_budget import ItlBudget
 from decode_worker.local_prefill import LocalPrompts, PromptReport
+from decode_worker.replays import Replays
 from decode_worker.scheduler import Batch, Place
 from pd_engine.engine import Engine
 from pd_engine.errors import Internal, PdRelayError
@@ -58,7 +59,7 @@ class StepReport:
         moved_back: names of those that are in the batch again.
         failed: by name, of sequences that the step or the move broke on; the runner has forgotten them.
         num_running: in the batch, after the step.
-        seconds: duration of the decode step.
+        seconds: duration of the decode step, and of what was computed again before it.
         prompts: what was done of prompts beside it.
     """
 
@@ -95,7 +96,10 @@ class DecodeRunner:
         self._mover = Mover(engine.arena, move_bytes)
         self._report = report
         self._clock = clock
-        self._prompts = LocalPrompts(engine, steps, budget or ItlBudget(), clock)
+        budget = budget or ItlBudget()
+        self._prompts = LocalPrompts(engine, steps, budget, clock)
+        self._replays = Replays(engine, steps, budget)
+        self._decode_s = 0.0
         self._sequences: dict[str, Choice] = {}
         self._places: dict[str, Place] = {}
 
@@ -132,11 +136,21 @@ class DecodeRunner:
         """Begins to move a sequence into these blocks; the first `num_held` have its latents already."""
         self._mover.bring_back(stored, block_ids, num_held)
 
-    def drop(self, name: str) -> None:
-        """Forgets a sequence, if it is still here: no later step writes to its blocks."""
+    def drop(self, name: str) -> int | None:
+        """Forgets a sequence, if it is still here: no later step writes to its blocks.
+
+        Returns:
+            Of one that was being decoded, leading positions whose MTP slots are final: as at an end of its own, none
+            that could be is missing.
+        """
+        sequence = self._sequences.get(name)
         self._forget(name)
         self._prompts.drop(name)
         self._mover.drop(name)
+        if sequence is None:
+            return None
+        self._steps.catch_up(self.engine, [], [sequence])
+        return sequence.num_computed_mtp
 
     def step(self) -> bool:
         moves = self._mover.advance()
@@ -195,14 +209,16 @@ class DecodeRunner:
             return self._steps.decode(self.engine, sequences, MAX_SPECULATE)
         if self._policy.is_futile:
             let_go(sequences)
+        elif self._policy.pays(len(sequences)) and self._prompts.is_empty:
+            self._replays.advance(sequences, self._decode_s)
         max_drafts = self._policy.choose(len(sequences))
         started_s = self._steps.clock()
         outcomes = self._steps.decode(self.engine, sequences, max_drafts)
-        seconds = self._steps.clock() - started_s
+        self._decode_s = self._steps.clock() - started_s
         outputs = [outcome for outcome in outcomes if isinstance(outcome, DecodeOutput)]
         if outputs:
             self._policy.record(
-                len(sequences), seconds, [output.num_drafted for output in outputs],
+                len(sequences), self._decode_s, [output.num_drafted for output in outputs],
                 [output.num_accepted for output in outputs],
             )
         return outcomes

@@ -120,7 +120,8 @@ class DecodeWorker:
         )
         await source.start()
         self._holder = PrefixHolder(
-            source, engine.pool, cache, with_mtp=engine.has_mtp, settings=self._settings.transfer
+            source, engine.pool, cache, with_mtp=engine.has_mtp, settings=self._settings.transfer,
+            has_room=lambda: not core.room.num_preempted,
         )
         self._add_services(core, source, self._holder)
         self._load_seconds = process_age_s()

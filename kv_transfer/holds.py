@@ -6,7 +6,7 @@ is never renewed, and there are bounds for how many there are at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +106,8 @@ class PrefixHolder:
     Args:
         cache: None: nothing is ever found.
         with_mtp: the layout has MTP slots: only blocks where these are final as well are handed over.
+        has_room: whether this worker can do without blocks; where its own sequences wait for some, nothing new is
+            pinned.
 
     Attributes:
         draining: nothing new is pinned.
@@ -113,7 +115,7 @@ class PrefixHolder:
 
     def __init__(
         self, source: PinningSource, pool: BlockPool, cache: PrefixCache | None, *, with_mtp: bool,
-        settings: TransferSettings,
+        settings: TransferSettings, has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         layout = source.layout
         can_share = all(component.kind is ComponentKind.PAGED for component in layout.components)
@@ -122,6 +124,7 @@ class PrefixHolder:
         self._pool = pool
         self._cache = cache if can_share else None
         self._with_mtp = with_mtp
+        self._has_room = has_room
         self._max_holds = settings.max_holds
         self._max_blocks = settings.max_hold_mib * MIB // layout.block_bytes
         self._max_lease_ms = settings.lease_ms
@@ -161,7 +164,7 @@ class PrefixHolder:
         return self._pin(spec, blocks)
 
     def _found(self, spec: HoldSpec) -> Sequence[int]:
-        if self._cache is None or self.draining or len(self._holds) >= self._max_holds:
+        if self._cache is None or self.draining or not self._has_room() or len(self._holds) >= self._max_holds:
             return ()
         chain = self._cache.chain(spec.token_ids, num_prompt_tokens=len(spec.token_ids), salt=spec.cache_salt)
         if tuple(chain.hashes) != spec.block_hashes:  # of another model, salt or form: nothing to share

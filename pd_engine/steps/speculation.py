@@ -133,6 +133,10 @@ class SpeculationPolicy:
         tried = [each.num_futile for each in self._buckets.values() if each.num_futile is not None]
         return bool(tried) and min(tried) >= FUTILE_TRIALS
 
+    def pays(self, num_sequences: int) -> bool:
+        """Whether drafts are the usual thing in steps of so many."""
+        return bool(self._max_drafts) and self._bucket(num_sequences).usual > 0
+
     def acceptance(self, depth: int) -> float:
         """Share of drafts at `depth` (from 0) that are accepted where the ones before it are; 1 while unknown: it is
         found out by trying."""

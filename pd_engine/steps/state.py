@@ -12,7 +12,7 @@ from pd_engine.sequence import Sequence
 
 def can_draft(sequence: Sequence) -> bool:
     """Whether the MTP layer can go on: every h that it has not been run on is there (a prefix hit on blocks without
-    MTP slots, or decoding without speculation, ends this for good)."""
+    MTP slots, or decoding without speculation, ends this until those positions are computed again)."""
     hidden = sequence.pending_hidden
     return hidden is not None and hidden.shape[0] == sequence.num_computed - sequence.num_computed_mtp + 1
 
@@ -29,7 +29,7 @@ def take_cached(sequence: Sequence, *, num_cached: int, num_cached_mtp: int) -> 
 
     The last of them is computed again where its h is needed: by the MTP layer at the next position, or because nothing
     else is left to compute. That writes the same bits to its slot. Where MTP slots are missing the MTP layer cannot go
-    on, and the sequence never drafts.
+    on, and the sequence does not draft.
     """
     assert sequence.num_computed == 0 and 0 <= num_cached_mtp <= num_cached <= sequence.num_tokens, sequence.name
     is_needed = num_cached_mtp == num_cached or num_cached == sequence.num_tokens

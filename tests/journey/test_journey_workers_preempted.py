@@ -12,12 +12,14 @@ import pytest
 
 from decode_worker import host_tier
 from decode_worker.preemption import QUIET_STEPS
+from decode_worker.room import RoomKeeper
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.errors import InvalidArgument
 from pd_engine.generate import Generation, generate
+from pd_engine.hashing import block_hashes
 from pd_engine.sampling.params import SamplingParams
-from pd_engine.service.client import typed_error
+from pd_engine.service.client import kv_source_stub, typed_error
 from pd_engine.text.tokenizer import Tokenizer
 from support.cluster import SECRET, local_workers
 from support.player import CALL_TIMEOUT_S, Copy, Player, new_journey, sampling_message
@@ -162,3 +164,32 @@ async def _until_done(player: Player, seed: int) -> list[int]:
             return tokens
         assert copy.failure.code == "resource_exhausted"
         assert copy.failure.retryable
+
+
+async def test_nothing_is_pinned_for_others_while_a_sequence_waits_to_come_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another worker would fetch might be its room."""
+    ids = prompt(11)
+    async with local_workers(SETTINGS) as (prefill_address, decode_address):
+        player = Player(prefill_address, decode_address, SECRET)
+        await player.open()
+        await player.run(ids, sampling(0, 2), cached=True)
+
+        async def num_held() -> int:
+            ref = pb.JourneyRef(journey_id=new_journey(), attempt=1)
+            request = pb.HoldRequest(
+                journey=ref, token_ids=ids[:BLOCK_SIZE], lease_ms=1_000,
+                block_hashes=block_hashes(ids[:BLOCK_SIZE], fingerprint=engine.fingerprint),
+            )
+            reply = await kv_source_stub(player.decode_channel).Hold(request, timeout=CALL_TIMEOUT_S)
+            await player.release(ref.journey_id)
+            return reply.num_blocks
+
+        assert await num_held() == 1
+        monkeypatch.setattr(RoomKeeper, "num_preempted", 1)
+        assert await num_held() == 0
+        monkeypatch.undo()
+        assert await num_held() == 1
+        await player.until_idle()
+        await player.close()

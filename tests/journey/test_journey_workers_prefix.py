@@ -323,3 +323,28 @@ async def test_without_a_cache_nothing_is_kept(tokenizer: Tokenizer) -> None:
             call.cancel()
         await player.until_idle()
         await player.close()
+
+
+async def test_an_answer_that_its_router_ends_is_whole(tokenizer: Tokenizer) -> None:
+    """As at a stop string, while no drafts are made: its full blocks have MTP's slots all the same, and a next turn
+    that drafts finds them."""
+    ids, num_told = tokenizer.encode(TEXT)[:32], 42
+    settings = {**SETTINGS, "decode": {"adaptive_speculation": True}}
+    async with local_workers(settings) as (prefill_address, decode_address):
+        player = Player(prefill_address, decode_address, SECRET)
+        await player.open()
+        journey_id = new_journey()
+        running = asyncio.create_task(
+            player.run(ids, message(tokenizer, params(400)), journey_id=journey_id, cached=True)
+        )
+        copy = await player.until(journey_id, lambda copy: len(copy.tokens) >= num_told)
+        await player.release(journey_id)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await player.until_idle()
+        next_turn = [*ids, *copy.token_ids[:num_told]]
+        reserve = player.reserve_request(new_journey(), next_turn, message(tokenizer, params(4)), cached=True)
+        assert (await player.reserve(reserve)).num_held_blocks == (len(next_turn) - 1) // BLOCK
+        await player.release(reserve.journey.journey_id)
+        await player.until_idle()
+        await player.close()

@@ -131,3 +131,14 @@ def cut(total: int, *sizes: int) -> list[int]:
 def random_ids(vocab_size: int, count: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return [int(token) for token in torch.randint(5, vocab_size, (count,), generator=generator)]
+
+
+def assert_mtp_slots_are_true(engine: Engine, sequence: Sequence) -> None:
+    """Those up to num_computed_mtp: what true states make of the tokens."""
+    length = sequence.num_computed_mtp
+    got = engine.arena.components[-1][sequence.block_ids].flatten(0, 1)[:length].clone()
+    replay = new_sequence(engine, sequence.token_ids[:length], name="replay")
+    mtp_hidden(engine, replay, all_hidden(engine, replay, [length]), [length - 1])
+    want = engine.arena.components[-1][replay.block_ids].flatten(0, 1)[:length]
+    assert torch.equal(got[1:], want[1:])
+    release(engine, replay)

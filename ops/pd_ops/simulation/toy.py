@@ -120,7 +120,10 @@ class ToyModel:
     ) -> None:
         self._complain = complain
         self._note_step = note_step
-        self.steps = Steps(prefill=self.prefill, sample_first=self.sample_first, decode=self.decode, clock=clock)
+        self.steps = Steps(
+            prefill=self.prefill, sample_first=self.sample_first, decode=self.decode, catch_up=self.catch_up,
+            clock=clock,
+        )
 
     def prefill(self, engine: Engine, chunks: Seq[Chunk], on_component: Callable[[int], None]) -> None:
         assert isinstance(engine, ToyEngine)
@@ -154,6 +157,18 @@ class ToyModel:
         assert isinstance(engine, ToyEngine)
         self._note_step()
         return [self._decode(engine, sequence, max_drafts) for sequence in sequences]
+
+    def catch_up(self, engine: Engine, sequences: Seq[Sequence], ended: Seq[Sequence]) -> None:
+        assert isinstance(engine, ToyEngine)
+        for sequence in ended:
+            if not can_draft(sequence):
+                continue
+            start, end = sequence.num_computed_mtp, sequence.num_computed
+            values = states(sequence.token_ids[:end])
+            self._check(engine, sequence, values, 1, start)
+            self._write(engine, sequence, values[start:], 1, start)
+            sequence.num_computed_mtp = end
+            sequence.pending_hidden = _hidden(values[-1:])
 
     def _decode(self, engine: ToyEngine, sequence: Sequence, max_drafts: int) -> DecodeOutput:
         start = sequence.num_computed
