@@ -33,6 +33,15 @@ class StepRows:
     absorbed: RowSubset | None = None
     expanded: RowSubset | None = None
 
+    def last(self, count: int) -> StepRows:
+        """The last rows, of a step that is all absorbed."""
+        assert self.expanded is None, "these rows attend in both forms"
+        rows = self.rows
+        return StepRows(rows=Rows(
+            positions_T=rows.positions_T[-count:], sequence_T=rows.sequence_T[-count:],
+            block_tables_SB=rows.block_tables_SB, slots_T=rows.slots_T[-count:],
+        ))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerCache:
@@ -53,12 +62,15 @@ class Mla:
 
     def attend(
         self, x_TD: Tensor, weights: AttentionWeights, step: StepRows, cache: LayerCache,
-        on_written: Callable[[], None],
+        on_written: Callable[[], None], num_last: int | None = None,
     ) -> Tensor:
-        """The attention output y_TD. Calls `on_written` when the latents of all rows are in the cache."""
+        """The attention output y_TD, or that of the last rows only. Calls `on_written` when the latents of all rows are
+        in the cache."""
         ops = self.ops
         q_TF = self.write(x_TD, weights, step.rows, cache)
         on_written()
+        if num_last is not None:
+            q_TF, step = q_TF[-num_last:], step.last(num_last)
         if weights.q_b is not None:
             assert weights.q_a_norm is not None
             q_TF = ops.linear(ops.rms_norm(q_TF, weights.q_a_norm, LATENT_NORM_EPS), weights.q_b)

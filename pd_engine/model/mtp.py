@@ -36,7 +36,7 @@ class Mtp:
 
     def forward(
         self, ids_T: Tensor, previous_TD: Tensor, step: StepRows, cache: LayerCache,
-        on_written: Callable[[], None] = lambda: None,
+        on_written: Callable[[], None] = lambda: None, *, num_last: int | None = None,
     ) -> Tensor:
         """The layer's output after shared_head.norm, [T, D]: the head makes logits of it, and a next draft takes it as
         its previous state.
@@ -44,11 +44,13 @@ class Mtp:
         Args:
             ids_T: int64, token i of each row.
             previous_TD: h of position i-1 after the main model's final norm, or this function's own result for it.
+            num_last: only that of the last rows is wanted, [num_last, D]; the others write their slots and cost little.
         """
         weights = self._weights
         normed_TD, residual_TD = self._inputs(ids_T, previous_TD)
         return self._main.block.run(
-            normed_TD, residual_TD, weights.layer, weights.head_norm, step, cache, on_written, is_first=True
+            normed_TD, residual_TD, weights.layer, weights.head_norm, step, cache, on_written, is_first=True,
+            num_last=num_last,
         )[0]
 
     def write_slots(self, ids_T: Tensor, previous_TD: Tensor, rows: Rows, cache: LayerCache) -> None:

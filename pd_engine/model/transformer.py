@@ -33,7 +33,7 @@ class Block:
 
     def run(
         self, normed_TD: Tensor, residual_TD: Tensor, weights: LayerWeights, next_norm: Tensor, step: StepRows,
-        cache: LayerCache, on_written: Callable[[], None], *, is_first: bool,
+        cache: LayerCache, on_written: Callable[[], None], *, is_first: bool, num_last: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(`next_norm` of the residual stream behind this layer, that stream).
 
@@ -42,9 +42,12 @@ class Block:
             residual_TD: the residual stream.
             on_written: called when this layer's latents of the step are in the cache.
             is_first: the stream comes from no layer, and the guard has not scaled it yet.
+            num_last: only so many rows at the end are wanted; of the others, latents in the cache.
         """
         guard, eps = self.guard, self.guard.eps(self.eps)
-        attended_TD = self.mla.attend(normed_TD, weights.attention, step, cache, on_written)
+        attended_TD = self.mla.attend(normed_TD, weights.attention, step, cache, on_written, num_last)
+        if num_last is not None:
+            residual_TD = residual_TD[-num_last:]
         normed_TD, residual_TD = self.ops.add_rms_norm(
             attended_TD, residual_TD, weights.post_norm, eps, x_scale=guard.scale,
             residual_scale=guard.scale if is_first else 1.0,

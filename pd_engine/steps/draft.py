@@ -3,8 +3,9 @@
 For a sequence of n tokens whose MTP slots are final up to m: rows m .. n-1 take the waiting h of positions m-1 .. n-2,
 and the last of them drafts token n. Each further draft takes the state of the row before it.
 
-The rows before the last one are only to be remembered, which costs little (`Mtp.write_slots`). So a sequence that makes
-no drafts for a while is kept able to: its waiting states are turned into slots from time to time, and are never many.
+The rows before the last one are only to be remembered, which costs little: they write their slots and go no further.
+So a sequence that makes no drafts for a while is kept able to: its waiting states are turned into slots from time to
+time (`Mtp.write_slots`), and are never many.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pd_kernels.repeat import repeat
 
 MAX_WAITING_STATES = 64   # of one sequence
 MANY_WAITING_STATES = 32  # enough of them at a time that a row costs little
-FEW_WAITING_STATES = 2    # drafting takes so many as they are: a second call would cost more than it saves
 
 
 def num_wanted_drafts(sequence: Sequence) -> int:
@@ -49,11 +49,10 @@ def draft_tokens(engine: Engine, sequences: Seq[Sequence], max_drafts: int) -> l
     active = [row for row, count in enumerate(num_drafts) if count]
     if not active:
         return drafts
-    hidden_SD = _run_pending(engine, [sequences[row] for row in active])
+    hidden_SD, logits_SZ = _run_pending(engine, [sequences[row] for row in active])
     depth = 0
     while True:
         positions = [sequences[row].num_tokens + depth for row in active]
-        logits_SZ = engine.main.logits(hidden_SD)
         tokens = sample_rows(engine.ops, logits_SZ, [Place(sequences[row], drafts[row]) for row in active])
         for row, token in zip(active, tokens, strict=True):
             drafts[row].append(token)
@@ -63,7 +62,7 @@ def draft_tokens(engine: Engine, sequences: Seq[Sequence], max_drafts: int) -> l
             return drafts
         spans = [Span(sequence=sequences[active[index]], start=positions[index], count=1) for index in going_on]
         ids_S = torch.tensor([tokens[index] for index in going_on], device=engine.ops.device)
-        hidden_SD = _mtp_rows(engine, spans, ids_S, hidden_SD[going_on])
+        hidden_SD, logits_SZ = _mtp_rows(engine, spans, ids_S, hidden_SD[going_on], num_last=len(spans))
         active = [active[index] for index in going_on]
 
 
@@ -96,7 +95,8 @@ def catch_up(engine: Engine, sequences: Seq[Sequence], ended: Seq[Sequence]) -> 
 
 
 def let_go(sequences: Seq[Sequence]) -> None:
-    """In place of `catch_up`, before a step: those with many waiting states give them up, and never draft again."""
+    """In place of `catch_up`, before a step: those with many waiting states give them up, and do not draft until they
+    are computed again (`decode_worker.replays`)."""
     for sequence in sequences:
         if can_draft(sequence) and len(pending_states(sequence)) >= MANY_WAITING_STATES - 1:
             sequence.pending_hidden = last_hidden(sequence).clone()
@@ -118,31 +118,35 @@ def _write_waiting(engine: Engine, sequences: Seq[Sequence]) -> None:
         sequence.pending_hidden = states[-1:].clone()
 
 
-def _run_pending(engine: Engine, sequences: Seq[Sequence]) -> Tensor:
-    """MTP over all waiting states; the state of each sequence's last row, [S, D]."""
-    if behind := [sequence for sequence in sequences if len(pending_states(sequence)) > FEW_WAITING_STATES]:
-        _write_waiting(engine, behind)
+def _run_pending(engine: Engine, sequences: Seq[Sequence]) -> tuple[Tensor, Tensor]:
+    """MTP over all waiting states. Returns state [S, D] and logits [S, Z] of each sequence's last one."""
+    waiting = [pending_states(sequence) for sequence in sequences]
     spans = [
-        Span(sequence=sequence, start=first, count=sequence.num_tokens - first)
-        for sequence in sequences
-        for first in [max(sequence.num_computed_mtp, 1)]
+        Span(sequence=sequence, start=sequence.num_computed_mtp, count=len(states) - 1)
+        for sequence, states in zip(sequences, waiting, strict=True) if len(states) > 1
     ]
-    previous_TD = torch.cat([pending_states(sequence) for sequence in sequences])
-    hidden_TD = _mtp_rows(engine, spans, token_ids(spans, engine.ops.device), previous_TD)
+    spans += [Span(sequence=sequence, start=sequence.num_tokens - 1, count=1) for sequence in sequences]
+    previous_TD = torch.cat([*(states[:-1] for states in waiting), *(states[-1:] for states in waiting)])
+    last = _mtp_rows(
+        engine, spans, token_ids(spans, engine.ops.device), previous_TD, num_last=len(sequences)
+    )
     for sequence in sequences:
         sequence.num_computed_mtp = sequence.num_tokens
-    last_rows = torch.tensor([span.count for span in spans], device=engine.ops.device).cumsum(0) - 1
-    return hidden_TD[last_rows]
+    return last
 
 
-def _mtp_rows(engine: Engine, spans: Seq[Span], ids_T: Tensor, previous_TD: Tensor) -> Tensor:
-    """MTP's states for the rows of the spans: valid until the next call, whose ops may reuse their room."""
-    mtp, cache = engine.mtp, engine.mtp_cache
+def _mtp_rows(
+    engine: Engine, spans: Seq[Span], ids_T: Tensor, previous_TD: Tensor, *, num_last: int
+) -> tuple[Tensor, Tensor]:
+    """MTP's slots for the rows of the spans, states and logits of the last ones: these are valid until the next call,
+    whose ops may reuse their room."""
+    main, mtp, cache = engine.main, engine.mtp, engine.mtp_cache
     assert mtp is not None
 
     def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
-        return (mtp.forward(tensors[0], tensors[1], StepRows(rows=rows), cache),)
+        hidden_SD = mtp.forward(tensors[0], tensors[1], StepRows(rows=rows), cache, num_last=num_last)
+        return hidden_SD, main.logits(hidden_SD)
 
     step = build_step(spans, engine.layout.block_size, engine.ops.device)
-    [hidden_TD] = repeat(engine.ops, "mtp", run, (ids_T, previous_TD), step.rows)
-    return hidden_TD
+    hidden_SD, logits_SZ = repeat(engine.ops, "mtp", run, (ids_T, previous_TD), step.rows, variant=num_last)
+    return hidden_SD, logits_SZ

@@ -16,9 +16,19 @@ from pd_engine.steps import decode
 from pd_engine.steps.decode import decode_step, num_slots_needed
 from pd_engine.steps.draft import MAX_WAITING_STATES, draft_tokens, let_go, pending_states
 from pd_engine.steps.prefill import Chunk, prefill_step, sample_first
+from pd_engine.steps.rows import Span, build_step, token_ids
 from pd_engine.steps.speculation import MAX_TRIAL_INTERVAL, SpeculationPolicy
 from pd_engine.steps.state import can_draft
-from support.engine_cases import all_hidden, load_engine, mtp_hidden, new_sequence, random_ids, release, release_all
+from support.engine_cases import (
+    all_hidden,
+    assert_mtp_slots_are_true,
+    load_engine,
+    mtp_hidden,
+    new_sequence,
+    random_ids,
+    release,
+    release_all,
+)
 from support.engine_play import Answer, Player, Request, alone, together
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "logprobs": 3}
@@ -129,15 +139,25 @@ def test_mtp_slots_are_true_after_each_step(engine: Engine) -> None:
     release(engine, sequence)
 
 
-def assert_mtp_slots_are_true(engine: Engine, sequence: Choice) -> None:
-    """Those up to num_computed_mtp."""
-    length = sequence.num_computed_mtp
-    got = engine.arena.components[-1][sequence.block_ids].flatten(0, 1)[:length].clone()
-    replay = new_sequence(engine, sequence.token_ids[:length], name="replay")
-    mtp_hidden(engine, replay, all_hidden(engine, replay, [length]), [length - 1])
-    want = engine.arena.components[-1][replay.block_ids].flatten(0, 1)[:length]
-    assert torch.equal(got[1:], want[1:])
-    release(engine, replay)
+@pytest.mark.parametrize("num_last", [1, 2, 19])
+def test_rows_that_are_only_remembered_stop_at_their_slots(engine: Engine, num_last: int) -> None:
+    """MTP's last rows have the bits that they have among rows which all go through the layer, and so have all slots."""
+    assert engine.mtp is not None
+    sequence = new_sequence(engine, random_ids(320, 20))
+    hidden_TD = all_hidden(engine, sequence, [20])
+    states_TD = mtp_hidden(engine, sequence, hidden_TD, [19])
+    component = engine.arena.components[-1]
+    slots = component[sequence.block_ids].clone()
+    component[sequence.block_ids] = float("nan")
+    component[sequence.block_ids[0], 0] = slots[0, 0]
+    spans = [Span(sequence=sequence, start=1, count=19)]
+    step = build_step(spans, engine.layout.block_size)
+    last_SD = engine.mtp.forward(token_ids(spans), hidden_TD[:19], step, engine.mtp_cache, num_last=num_last)
+    assert torch.equal(last_SD, states_TD[-num_last:])
+    written = component[sequence.block_ids].flatten(0, 1)[:20]
+    assert torch.equal(written[1:], slots.flatten(0, 1)[1:20])
+    component[sequence.block_ids] = 0
+    release(engine, sequence)
 
 
 def test_drafts_stay_within_the_slots_that_are_asked_for(engine: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pd_kernels.cpu.recording import MAX_ROWS
+from pd_kernels.cpu.recording import MAX_ROWS, StepFunction
 from pd_kernels.index_ranges import OutOfRange
 from pd_kernels.ops import Ops, Rows
 from pd_kernels.repeat import repeat
@@ -83,6 +83,26 @@ def test_repeated_steps_give_the_same_bits(ops: Ops, dtype: torch.dtype) -> None
         for result, expected in zip(results, other.run(tensors, rows), strict=True):
             assert same_bits(result, expected), (seed, num_rows, num_blocks)
         assert same_bits(layer.cache, other.cache)
+
+
+def test_variants_are_recorded_apart(ops: Ops) -> None:
+    """As many rows, of which another number goes on: in turns, each with the bits of its own."""
+    layer = Layer(ops, torch.float32)
+
+    def last(count: int) -> StepFunction:
+        def run(tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
+            x = ops.rms_norm(ops.embed(tensors[0], layer.table), layer.norm, 1e-6)[-count:]
+            return x, ops.linear(x, layer.fused)
+
+        return run
+
+    for seed, count in enumerate([1, 3, 1, 2, 3, 4, 1]):
+        tensors, rows = step(4, seed)
+        results = repeat(ops, "variants", last(count), tensors, rows, variant=count)
+        expected = last(count)(tensors, rows)
+        assert results[0].shape[0] == results[1].shape[0] == count
+        for result, wanted in zip(results, expected, strict=True):
+            assert same_bits(result, wanted), (seed, count)
 
 
 def test_checksums_by_another_thread_are_no_part_of_a_recording(ops: Ops) -> None:

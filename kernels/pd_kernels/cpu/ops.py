@@ -276,8 +276,11 @@ class CpuOps:
         self._library.pd_checksums(base, len(pieces), offsets.ctypes.data, num_bytes.ctypes.data, out.ctypes.data)
         return out
 
-    def repeat(self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
-        """`pd_kernels.repeat`: records the ops of the first call with a name and number of rows, and repeats them."""
+    def repeat(
+        self, name: str, function: StepFunction, tensors: tuple[Tensor, ...], rows: Rows, variant: int = 0
+    ) -> tuple[Tensor, ...]:
+        """`pd_kernels.repeat`: records the ops of the first call with a name, number of rows and variant, and repeats
+        them."""
         num_rows, (num_sequences, table_width) = rows.positions_T.shape[0], rows.block_tables_SB.shape
         if not 0 < num_rows <= MAX_ROWS or num_sequences > MAX_ROWS:
             return function(tensors, rows)
@@ -287,19 +290,21 @@ class CpuOps:
         if recordings.too_large:
             return function(tensors, rows)
         recordings.inputs.put(tensors, rows)
-        recording = recordings.by_num_rows.get(num_rows)
+        recording = recordings.by_rows.get((num_rows, variant))
         if recording is not None:
             recording.program.run()
             return recording.results
         try:
-            results = self._record(recordings, num_rows, function)
+            results = self._record(recordings, num_rows, variant, function)
         except SlabsFull:
             recordings.too_large = True
             results = function(tensors, rows)
         self._recordings[name] = recordings  # not before: what a refused call was given would bind those after it
         return results
 
-    def _record(self, recordings: Recordings, num_rows: int, function: StepFunction) -> tuple[Tensor, ...]:
+    def _record(
+        self, recordings: Recordings, num_rows: int, variant: int, function: StepFunction
+    ) -> tuple[Tensor, ...]:
         library, empty = self._lib, self._empty
         recorder = Recorder(library, recordings.slabs)
         self._lib, self._empty = recorder, recorder.empty
@@ -308,7 +313,7 @@ class CpuOps:
                 results = function(*recordings.inputs.of(num_rows))
         finally:
             self._lib, self._empty = library, empty
-        recordings.by_num_rows[num_rows] = Recording(Program(library, recorder.calls), results)
+        recordings.by_rows[num_rows, variant] = Recording(Program(library, recorder.calls), results)
         return results
 
 

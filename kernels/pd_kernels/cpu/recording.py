@@ -204,5 +204,5 @@ class Recordings:
     def __init__(self, tensors: tuple[Tensor, ...], table_width: int) -> None:
         self.inputs = FixedInputs(tensors, table_width)
         self.slabs = Slabs()
-        self.by_num_rows: dict[int, Recording] = {}
+        self.by_rows: dict[tuple[int, int], Recording] = {}  # by their number and the variant
         self.too_large = False
