@@ -17,6 +17,7 @@ from torch import Tensor
 from pd_kernels import contract, index_ranges
 from pd_kernels.contract import WrongArgument
 from pd_kernels.cpu import packing
+from pd_kernels.cpu.huge_pages import HugePages
 from pd_kernels.cpu.native import load_library, numerics
 from pd_kernels.cpu.packing import (
     CACHE_CODES,
@@ -57,6 +58,7 @@ class CpuOps:
         self._isa = isa
         self._numerics = numerics(self._library)
         self._recordings: dict[str, Recordings] = {}
+        self._pages = HugePages()
         self._lib.pd_set_num_threads(threads)
 
     @property
@@ -78,16 +80,16 @@ class CpuOps:
 
     def pack_linear(self, weight_MD: Weight) -> PackedLinear:
         contract.linear_weight(weight_MD, DEVICE)
-        return packing.pack_linear(weight_MD)
+        return packing.pack_linear(weight_MD, self._pages)
 
     def pack_absorbed(self, w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
         contract.absorbed_weights(w_uk_HNC, w_uv_HVC, DEVICE)
-        return packing.pack_absorbed(w_uk_HNC, w_uv_HVC)
+        return packing.pack_absorbed(w_uk_HNC, w_uv_HVC, self._pages)
 
     def pack_experts(self, gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
                      shared_down: Weight | None) -> PackedExperts:
         contract.expert_weights(gate_up_X2ID, down_XDI, shared_gate_up, shared_down, DEVICE)
-        return packing.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down)
+        return packing.pack_experts(gate_up_X2ID, down_XDI, shared_gate_up, shared_down, self._pages)
 
     def embed(self, ids_T: Tensor, table_ZD: Tensor) -> Tensor:
         contract.embed(ids_T, table_ZD, DEVICE)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pd_kernels.contract import WrongArgument
+from pd_kernels.cpu.huge_pages import HugePages
 from pd_kernels.fp8_matrix import BLOCK, Fp8Matrix, Weight
 
 LANES = 16
@@ -51,11 +52,11 @@ def pack_fp8(weight: Fp8Matrix) -> Tensor:
     return torch.cat([scales.view(torch.int32).unsqueeze(-2), units], dim=-2)
 
 
-def _packed(weight: Weight) -> tuple[Tensor, int]:
+def _packed(weight: Weight, pages: HugePages) -> tuple[Tensor, int]:
     """(units, code)."""
     if isinstance(weight, Fp8Matrix):
-        return pack_fp8(weight), FP8
-    return pack(weight), dtype_code(weight.dtype)
+        return pages.keep(pack_fp8(weight)), FP8
+    return pages.keep(pack(weight)), dtype_code(weight.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class PackedLinear:
     code: int
 
 
-def pack_linear(weight_NK: Weight) -> PackedLinear:
-    units, code = _packed(weight_NK)
+def pack_linear(weight_NK: Weight, pages: HugePages) -> PackedLinear:
+    units, code = _packed(weight_NK, pages)
     return PackedLinear(units, units.data_ptr(), weight_NK.shape[0], weight_NK.shape[1], code)
 
 
@@ -92,11 +93,11 @@ class PackedAbsorbed:
     code: int
 
 
-def pack_absorbed(w_uk_HNC: Tensor, w_uv_HVC: Tensor) -> PackedAbsorbed:
+def pack_absorbed(w_uk_HNC: Tensor, w_uv_HVC: Tensor, pages: HugePages) -> PackedAbsorbed:
     H, N, C = w_uk_HNC.shape
-    w_uk, w_uv = pack(w_uk_HNC.transpose(1, 2)), pack(w_uv_HVC)
+    w_uk, w_uv = pages.keep(pack(w_uk_HNC.transpose(1, 2))), pages.keep(pack(w_uv_HVC))
     return PackedAbsorbed(
-        w_uk, w_uv, pack_linear(w_uk_HNC.reshape(H * N, C)), pack_linear(w_uv_HVC.reshape(-1, C)),
+        w_uk, w_uv, pack_linear(w_uk_HNC.reshape(H * N, C), pages), pack_linear(w_uv_HVC.reshape(-1, C), pages),
         w_uk.data_ptr(), w_uv.data_ptr(), H, N, C, w_uv_HVC.shape[1], dtype_code(w_uk_HNC.dtype),
     )
 
@@ -121,11 +122,11 @@ class PackedExperts:
 
 
 def pack_experts(gate_up_X2ID: Weight, down_XDI: Weight, shared_gate_up: Weight | None,
-                 shared_down: Weight | None) -> PackedExperts:
+                 shared_down: Weight | None, pages: HugePages) -> PackedExperts:
     assert (shared_gate_up is None) == (shared_down is None)
-    (gate_up, code), (down, down_code) = _packed(gate_up_X2ID), _packed(down_XDI)
-    up = None if shared_gate_up is None else pack_linear(shared_gate_up)
-    out = None if shared_down is None else pack_linear(shared_down)
+    (gate_up, code), (down, down_code) = _packed(gate_up_X2ID, pages), _packed(down_XDI, pages)
+    up = None if shared_gate_up is None else pack_linear(shared_gate_up, pages)
+    out = None if shared_down is None else pack_linear(shared_down, pages)
     assert {code} == {down_code, *(part.code for part in (up, out) if part is not None)}, "experts of several formats"
     return PackedExperts(
         gate_up, down, up, out, gate_up.data_ptr(), down.data_ptr(),
