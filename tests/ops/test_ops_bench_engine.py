@@ -148,10 +148,12 @@ def test_every_step_counts_into_its_parts(model: Path, ops: str, speculate: int)
             "min_s": 0.0,
         })
     parts = answer["parts"]
-    assert parts["num_steps"] == 6
-    assert parts["num_model_calls"] >= 6 * (1 + speculate)
-    assert answer["num_tokens"] == 2 * 6 + parts["num_accepted"]
-    assert parts["num_drafted"] == (12 if speculate else 0)
+    num_steps = parts["num_steps"]
+    assert 3 <= num_steps < 6 if speculate else num_steps == 6, "as many as give as many tokens"
+    assert 12 <= answer["num_tokens"] < 12 + 2 * (1 + speculate)
+    assert answer["num_tokens"] == 2 * num_steps + parts["num_accepted"]
+    assert parts["num_model_calls"] >= num_steps * (1 + speculate)
+    assert parts["num_drafted"] == 2 * num_steps * speculate
     assert ("verify_cpu_s" in parts) == ("draft_cpu_s" in parts) == bool(speculate)
     assert 0 < parts["model_s"] + parts["sampling_s"] <= answer["wall_s"]
 

@@ -72,25 +72,27 @@ class EngineProcess:
         return Timed(num_tokens=len(prompt), wall_s=watch.wall_s, cpu_s=watch.cpu_s)
 
     def decode(self, prompts: Sequence[Sequence[int]], num_steps: int, speculate: int) -> Timed:
+        """Without drafts, `num_steps` steps; with drafts, as many as give as many tokens: contexts become as long."""
         choices = self._choices(prompts, num_steps, speculate=speculate)
+        num_wanted, num_tokens, num_taken = num_steps * len(choices), 0, 0
         try:
             for choice in choices:
                 self._read(choice)
-            num_before = sum(choice.num_tokens for choice in choices)
             self._sums.update(dict.fromkeys(self._sums, 0.0))
             with Stopwatch() as watch:
-                for _ in range(num_steps):
-                    decode.decode_step(self._engine, choices)
+                while num_tokens < num_wanted:
+                    outputs = decode.decode_step(self._engine, choices)
+                    num_tokens += sum(len(output.tokens) for output in outputs)
+                    num_taken += 1
             parts = {
-                **self._sums, "num_steps": float(num_steps),
+                **self._sums, "num_steps": float(num_taken),
                 "num_drafted": float(sum(choice.num_drafted for choice in choices)),
                 "num_accepted": float(sum(choice.num_accepted for choice in choices)),
             }
-            num_tokens = sum(choice.num_tokens for choice in choices) - num_before
         finally:
             self._release(choices)
         if speculate:
-            parts |= self._parts_alone(prompts, num_steps, speculate, [choice.token_ids for choice in choices])
+            parts |= self._parts_alone(prompts, num_taken, speculate, [choice.token_ids for choice in choices])
         return Timed(num_tokens=num_tokens, wall_s=watch.wall_s, cpu_s=watch.cpu_s, parts=parts)
 
     def _parts_alone(
