@@ -149,7 +149,7 @@ class HandoffDestination:
         """
         lease = self._book.pull(key, lease_id, source, self._clock())
         if lease is not None:
-            self._start(self._desk.run(lease, source), f"kv-pull-{key.journey_id}-{key.attempt}")
+            self._start_vital(self._desk.run(lease, source), f"kv-pull-{key.journey_id}-{key.attempt}")
 
     def keep(self, key: JourneyKey, lease_id: str) -> Lease:
         """Nothing will be pulled: the lease ends, and its blocks pass to the caller, held in the pool under
@@ -230,7 +230,7 @@ class HandoffDestination:
                         self.totals.num_expired_leases += 1
                         self._on_expired(lease.key)
         while (fetch := self._book.next_fetch()) is not None:
-            self._start(self._desk.fetch(fetch), "kv-fetch")
+            self._start_vital(self._desk.fetch(fetch), "kv-fetch")
 
     def _complete(self, lease: LeaseRecord) -> None:
         assert lease.closing is not None and lease.source is not None and lease.pieces is not None
@@ -244,6 +244,16 @@ class HandoffDestination:
             checksums=lease.pieces.checksums_CB,
         )
         self._on_complete(lease.key, result)
+
+    def _start_vital(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Nobody else would end what it has begun: if it breaks, the worker does."""
+        self._start(work, name).add_done_callback(self._vital_ended)
+
+    def _vital_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            log.error("%s broke: the books of handoffs are not true any more", task.get_name(), exc_info=error)
+            self._on_crash(error)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)

@@ -7,6 +7,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable, Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -19,6 +21,7 @@ from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Hello, Opening, Pieces
 from kv_transfer.manifest_wire import pack_hello, unpack_part
 from kv_transfer.peers import Link, Peers
+from kv_transfer.threads import run_in_thread
 from kv_transfer.transfer_totals import TransferTotals
 from kv_transfer.transport import Checksums, Fetched
 from kv_transfer.verification import must_read, spans_of, take_in, verify
@@ -70,7 +73,7 @@ class PullDesk:
         self.totals = TransferTotals()
         self._manifests: dict[LeaseRecord, asyncio.Task[None]] = {}
         self._links: dict[LeaseRecord, Link] = {}
-        self._transfers: dict[int, asyncio.Future[Fetched]] = {}  # by number of the fetch
+        self._transfers: dict[int, asyncio.Task[Fetched]] = {}  # by number of the fetch
 
     @property
     def _timeout_s(self) -> float:
@@ -113,22 +116,15 @@ class PullDesk:
             return
         link = self._links[fetch.lease]
         link.num_pulls += 1
-        assert fetch.lease.source is not None
-        spans = spans_of(fetch, self._arena, link.num_arena_blocks)
-        started_s = self._clock()
-        transfer = asyncio.ensure_future(
-            link.connection.fetch(spans, token=fetch.lease.source.token, timeout_s=self._timeout_s)
-        )
-        self._transfers[fetch.number] = transfer
+        transfer = self._transfers[fetch.number] = asyncio.create_task(self._transfer(fetch, link))
         try:
-            await asyncio.wait([transfer])
-            error = Gone() if transfer.cancelled() else transfer.exception()
+            error = await _end_of(transfer)
             if error is None:
-                num_bytes, seconds = int(spans.lengths.sum()), self._clock() - started_s
-                self.bytes_per_s.add(num_bytes, seconds)
-                self.totals.note_fetch(num_bytes, seconds)
-                self._book.fetched(fetch, await self._verify(fetch, transfer.result()), self._clock())
-            else:
+                check = asyncio.create_task(self._verify(fetch, transfer.result()))
+                error = await _end_of(check)
+                if error is None:
+                    self._book.fetched(fetch, check.result(), self._clock())
+            if error is not None:
                 self._book.break_pull(fetch.lease, _typed(error, f"fetch for {fetch.lease.key}"))
                 self._settle()
                 await self._quiesce(link)
@@ -226,6 +222,16 @@ class PullDesk:
         lease.transport = link.transport.name
         self._book.opened(lease, opening)
 
+    async def _transfer(self, fetch: Fetch, link: Link) -> Fetched:
+        source = fetch.lease.source
+        assert source is not None
+        spans, started_s = spans_of(fetch, self._arena, link.num_arena_blocks), self._clock()
+        fetched = await link.connection.fetch(spans, token=source.token, timeout_s=self._timeout_s)
+        num_bytes, seconds = spans.num_bytes, self._clock() - started_s
+        self.bytes_per_s.add(num_bytes, seconds)
+        self.totals.note_fetch(num_bytes, seconds)
+        return fetched
+
     async def _verify(self, fetch: Fetch, fetched: Fetched) -> npt.NDArray[np.bool_]:
         """Outside the event loop's thread, if it takes long. What is right is in the arena's components afterwards."""
         if must_read(fetch, fetched, self._checksums):
@@ -233,7 +239,7 @@ class PullDesk:
         else:
             is_right_N = verify(fetch, fetched, self._arena, self._checksums)
         if self._arena.is_staged:
-            await asyncio.to_thread(take_in, fetch, is_right_N, self._arena)
+            await run_in_thread(None, partial(take_in, fetch, is_right_N, self._arena))
         return is_right_N
 
     def _unlink(self, lease: LeaseRecord) -> None:
@@ -246,6 +252,12 @@ class PullDesk:
         took_ms = (self._clock() - started_s) * 1000
         if took_ms > link.transport.capabilities.ending_ms:
             log.error("%s took %.0f ms to end its fetches", link.transport.name, took_ms)
+
+
+async def _end_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """What it ended with."""
+    await asyncio.wait([task])
+    return Gone() if task.cancelled() else task.exception()
 
 
 def _ref(key: JourneyKey) -> pb.JourneyRef:

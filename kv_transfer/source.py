@@ -15,6 +15,7 @@ from kv_transfer.geometry import final_slots
 from kv_transfer.host import host_id
 from kv_transfer.journey import Clock, JourneyKey, SourceInfo
 from kv_transfer.manifest import Closing, Failed, Opening, Records
+from kv_transfer.manifest_wire import MAX_LEASE_MS
 from kv_transfer.publisher import Progress, Publisher
 from kv_transfer.source_book import SourceBook
 from kv_transfer.source_service import Holder, KvSourceService, PieceStreams
@@ -196,7 +197,8 @@ class HandoffSource:
             worker_id=self._worker_id, epoch=self._epoch, fingerprint=self._fingerprint, layout=self._arena.layout,
             host_id=self._host_id, num_tokens=handoff.num_tokens, num_held_blocks=handoff.num_held_blocks,
             num_arena_blocks=self._arena.num_blocks,
-            lease_ms=max(0, round((handoff.deadline_s - self._clock()) * 1000)), checksums=self._settings.checksums,
+            lease_ms=min(max(0, round((handoff.deadline_s - self._clock()) * 1000)), MAX_LEASE_MS),
+            checksums=self._settings.checksums,
             transports={transport.name: transport.metadata() for transport in self._transports},
         )
 

@@ -172,7 +172,9 @@ class TransferSettings(Section):
     transport: Literal["auto", "shared_memory", "tcp", "nixl", "nccl"] = Field(
         "auto", description="auto: what the host can do, best first, logged; nixl needs that extra, nccl the extra gpu"
     )
-    lease_ms: int = Field(10_000, ge=100, description="how long a right to blocks lives without renewal")
+    lease_ms: int = Field(
+        10_000, ge=100, le=3_600_000, description="how long a right to blocks lives without renewal"
+    )
     fetch_timeout_ms: int = Field(5_000, ge=1, description="one fetch at most, before the peer counts as stalled")
     max_refetches: int = Field(2, ge=0, description="of a piece whose checksum or generation was wrong")
     checksums: bool = Field(True, description="off for benchmarks only")

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
+from kv_transfer.threads import run_in_thread
 from kv_transfer.transport import Fetched
 from kv_transfer.transports.interest import Interest
 from pd_engine.errors import DeadlineExceeded
@@ -27,9 +29,10 @@ class Fetches:
 
         Raises:
             DeadlineExceeded: it took longer than `timeout_s`.
+            Unavailable: there is no thread for it; it never runs.
         """
         interest = Interest()
-        job = asyncio.get_running_loop().run_in_executor(executor, call, interest)
+        job = run_in_thread(executor, partial(call, interest))
         self._unfinished[job] = interest
         job.add_done_callback(self._finished)
         try:

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from kv_transfer.threads import run_in_thread
 from kv_transfer.transport import Capabilities, Connection, Ending, Fetched, Metadata, Spans
 from kv_transfer.transports.closing import Closing
 from kv_transfer.transports.fetches import Fetches
@@ -104,7 +105,11 @@ class NcclConnection:
     async def open(self, nccl: Nccl, unique_id: bytes, timeout_s: float) -> None:
         """Raises: DeadlineExceeded, Unavailable: the pair did not connect."""
         interest = Interest()
-        job = asyncio.get_running_loop().run_in_executor(self._executor, self._join, nccl, unique_id, interest)
+        try:
+            job = run_in_thread(self._executor, partial(self._join, nccl, unique_id, interest))
+        except Unavailable:
+            await self.close()
+            raise
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(job)
@@ -134,9 +139,10 @@ class NcclConnection:
 
     async def _end(self) -> None:
         await self._fetches.abandon()
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._abort)
+        if self._pair is not None:
+            await run_in_thread(self._executor, self._abort)
         self._sock.close()
-        await asyncio.to_thread(self._executor.shutdown)
+        self._executor.shutdown(wait=False)  # its thread has no job any more, and ends at once
 
     def _break_off(self) -> None:
         """The pair ends as a whole; the source notices at the socket."""

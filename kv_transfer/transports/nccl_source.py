@@ -36,6 +36,8 @@ from pd_kernels.block_copy import copy_pieces
 NAME = "nccl"
 OK, BUSY = b"\0", b"\1"
 MAX_PAIRS = 16
+MAX_PAIRS_A_TOKEN = 2  # a puller has one, and another while that one ends
+EVICTION_S = 1.0  # until a pair that has to go is gone
 POLL_PERIOD_S = 0.000_1
 
 
@@ -70,11 +72,12 @@ class _PairServer:
         self._arena = arena
         self._octets = np.frombuffer(arena.buffer, dtype=np.uint8)
         self._authorize = authorize
-        self._pairs = threading.Semaphore(MAX_PAIRS)
+        self._paired: set[Stream] = set()
+        self._changed = threading.Condition()
 
     def __call__(self, stream: Stream) -> None:
         sock = stream.sock
-        if not self._pairs.acquire(blocking=False):
+        if not self._has_room(stream):
             sock.sendall(BUSY + bytes(UNIQUE_ID_BYTES))
             return
         try:
@@ -91,7 +94,26 @@ class _PairServer:
             finally:
                 pair.abort()
         finally:
-            self._pairs.release()
+            with self._changed:
+                self._paired.remove(stream)
+                self._changed.notify_all()
+
+    def _has_room(self, new: Stream) -> bool:
+        """For one more pair, which has its place then. The one that has been idle for longest goes for it, if all are
+        taken, and its token has ended."""
+        with self._changed:
+            if sum(stream.token == new.token for stream in self._paired) >= MAX_PAIRS_A_TOKEN:
+                return False
+            if len(self._paired) >= MAX_PAIRS:
+                ended = [stream for stream in self._paired if stream.phase[0] is Phase.IDLE
+                         and not stream.is_cut and self._authorize(stream.token) is None]
+                if not ended:
+                    return False
+                min(ended, key=lambda stream: stream.phase[1]).cut()
+                if not self._changed.wait_for(lambda: len(self._paired) < MAX_PAIRS, EVICTION_S):
+                    return False
+            self._paired.add(new)
+            return True
 
     def _answer(self, stream: Stream, pair: Pair, number: int, token: str, ranges: Ranges) -> None:
         sock = stream.sock

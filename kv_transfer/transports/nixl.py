@@ -21,6 +21,7 @@ from functools import partial
 
 import numpy as np
 
+from kv_transfer.threads import run_in_thread
 from kv_transfer.transport import (
     Bytes,
     Capabilities,
@@ -115,7 +116,7 @@ class NixlConnection:
 
     async def open(self, make_agent: MakeAgent, metadata: bytes) -> None:
         name = f"puller-{secrets.token_hex(16)}"
-        self._reader = await self._in_thread(lambda: NixlReader(make_agent(name), metadata))
+        self._reader = await run_in_thread(self._executor, lambda: NixlReader(make_agent(name), metadata))
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
         if not self.usable:
@@ -135,15 +136,12 @@ class NixlConnection:
         await asyncio.gather(self._watcher, return_exceptions=True)
         await self._fetches.abandon()
         self._sock.close()
-        ended = asyncio.get_running_loop().run_in_executor(self._executor, self._end_reader)
-        await asyncio.wait([ended], timeout=CLOSE_TIMEOUT_S)
-        if not ended.done():
-            log.error("an agent of %s did not end within %s s; its thread and memory stay", NAME, CLOSE_TIMEOUT_S)
-        self._executor.shutdown(wait=ended.done())
-
-    async def _in_thread(self, call: object) -> NixlReader:
-        reader: NixlReader = await asyncio.get_running_loop().run_in_executor(self._executor, call)  # type: ignore[arg-type]
-        return reader
+        if self._reader is not None:
+            ended = run_in_thread(self._executor, self._end_reader)
+            await asyncio.wait([ended], timeout=CLOSE_TIMEOUT_S)
+            if not ended.done():
+                log.error("an agent of %s did not end within %s s; its thread and memory stay", NAME, CLOSE_TIMEOUT_S)
+        self._executor.shutdown(wait=False)
 
     def _run(self, spans: Spans, interest: Interest) -> Fetched:
         """In the connection's thread."""

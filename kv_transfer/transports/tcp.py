@@ -10,9 +10,11 @@ import asyncio
 import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
+from kv_transfer.threads import run_in_thread
 from kv_transfer.transport import (
     Capabilities,
     ChecksumAt,
@@ -169,9 +171,11 @@ class TcpConnection:
         return None
 
     async def _fetch_on(self, stream: _Stream, spans: Spans, token: str) -> Fetched:
-        job = asyncio.get_running_loop().run_in_executor(
-            self._executor, self._exchange, stream, spans, next(self._numbers), token
-        )
+        try:
+            job = run_in_thread(self._executor, partial(self._exchange, stream, spans, next(self._numbers), token))
+        except Unavailable:
+            stream.sock.close()
+            raise
         self._unfinished[job] = stream
         job.add_done_callback(self._finished)
         try:

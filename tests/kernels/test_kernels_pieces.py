@@ -83,3 +83,16 @@ def test_places_that_are_not_of_64_bits_or_not_as_many() -> None:
     ):
         with pytest.raises(WrongPieces, match="must be int64, an offset and a length each"):
             range_checksums(buffer, offsets, lengths)
+
+
+@pytest.mark.parametrize("stop", [
+    np.zeros(0, np.uint8), np.zeros(2, np.uint8), np.zeros((1, 1), np.uint8), np.zeros(1, np.int64),
+    np.zeros((), np.uint8),
+], ids=str)
+def test_a_flag_that_is_none(stop: np.ndarray, ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].send(bytes(8))
+    destination = np.ones(64, np.uint8)
+    for receive in (receive_pieces, receive_and_checksum_pieces):
+        with pytest.raises(WrongPieces, match=r"the flag that stops must be uint8 \[1\]; got"):
+            receive(ends[1], destination, at(0), at(8), stop)
+    assert destination.all()

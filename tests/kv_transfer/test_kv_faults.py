@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
 from kv_transfer.journey import JourneyKey
 from kv_transfer.source import SourceEnd
-from kv_transfer.transports.loopback import Fault, FaultKind, FaultPlan, LoopbackNetwork, LoopbackPull, LoopbackSource
-from pd_engine.errors import DataLoss, DeadlineExceeded, Unavailable
+from kv_transfer.transports.loopback import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    LoopbackConnection,
+    LoopbackNetwork,
+    LoopbackPull,
+    LoopbackSource,
+)
+from pd_engine.errors import DataLoss, DeadlineExceeded, Internal, Unavailable
 from pd_engine.sequence import FinishReason
 from pd_engine.settings import TransferSettings
 from support.handoffs import LAYOUT, DestinationSide, SourceSide, closing_for, new_key, running
@@ -292,3 +301,42 @@ async def _cancel_each(count: int) -> None:
             await lab.settle()
         await lab.hand_over()
         await lab.settle()
+
+
+async def test_a_check_that_fails_breaks_its_pull_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as for want of memory or of a thread, in the midst of a handoff whose source lives and answers."""
+    lab = Lab()
+    async with lab.running:
+        destination = lab.destinations[0]
+
+        def fail(*arguments: object) -> NoReturn:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(destination.destination._desk, "_checksums", fail)
+            key = new_key()
+            destination.reserve_and_pull(key, NUM_TOKENS, lab.source.begin(key, NUM_TOKENS))
+            lab.source.publish_all(key, NUM_TOKENS)
+            with pytest.raises(Internal, match="MemoryError"):
+                await destination.result_of(key)
+        lab.source.source.release(key.journey_id, key.attempt)
+        await lab.settle()
+        await lab.hand_over()
+
+
+async def test_a_fetch_of_which_nobody_knows_how_it_ended_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks would never come back."""
+    lab = Lab(Fault(kind=FaultKind.KILL))
+    crashes: list[Exception] = []
+    lab.destinations[0].destination._on_crash = crashes.append
+
+    async def fail(connection: LoopbackConnection) -> NoReturn:
+        raise ValueError("not ready")
+
+    monkeypatch.setattr(LoopbackConnection, "quiesce", fail)
+    async with lab.running:
+        key = new_key()
+        lab.destinations[0].reserve_and_pull(key, NUM_TOKENS, lab.source.begin(key, NUM_TOKENS))
+        lab.source.publish_all(key, NUM_TOKENS)
+        await until(lambda: bool(crashes))
+    assert str(crashes[0]) == "not ready"

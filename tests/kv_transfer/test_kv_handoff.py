@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from pydantic import ValidationError
+
 from kv_transfer.source import SourceEnd
+from pd_engine.settings import TransferSettings
 from support.handoffs import LAYOUT, DestinationSide, SourceSide, closing_for, new_key, running
 from support.leaks import assert_nothing_left, assert_pool_is_free
 
@@ -33,3 +37,18 @@ async def _hand_over_one() -> None:
     assert_pool_is_free(destination.pool)
     assert_pool_is_free(source.pool)
     assert source.ended == [(key, SourceEnd.COMMITTED)]
+
+
+async def test_the_longest_lease_that_can_be_set() -> None:
+    """The source keeps its pins for a second longer, and the number that it says is in range all the same."""
+    longest_ms = 3_600_000
+    with pytest.raises(ValidationError):
+        TransferSettings(lease_ms=longest_ms + 1)
+    settings = TransferSettings(lease_ms=longest_ms)
+    source, destination = SourceSide(settings=settings), DestinationSide(settings=settings)
+    async with running(source, destination):
+        key = new_key()
+        destination.reserve_and_pull(key, 20, source.begin(key, 20, lease_ms=longest_ms))
+        source.publish_all(key, 20)
+        await destination.result_of(key)
+        destination.free(key)

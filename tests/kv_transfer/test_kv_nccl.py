@@ -135,3 +135,33 @@ def test_without_the_extra_or_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "nccl.core", None)
     with pytest.raises(FailedPrecondition, match=r"pip install 'pd-relay\[gpu\]'"):
         load_nccl()
+
+
+async def test_one_token_does_not_take_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeNccl, "shared", FakeNccl())
+    monkeypatch.setattr(nccl_source, "MAX_PAIRS", 3)
+    async with transport_pair("fake nccl") as pair:
+        greedy = pair.new_token()
+        connections = [await pair.connect(greedy) for _ in range(nccl_source.MAX_PAIRS_A_TOKEN)]
+        with pytest.raises(Unavailable, match="as many NCCL pairs as it can"):
+            await pair.connect(greedy)
+        connections.append(await pair.connect())
+        for connection in connections:
+            await connection.close()
+
+
+async def test_a_pair_whose_token_has_ended_goes_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeNccl, "shared", FakeNccl())
+    monkeypatch.setattr(nccl_source, "MAX_PAIRS", 2)
+    monkeypatch.setattr(nccl_source, "EVICTION_S", 60.0)
+    async with transport_pair("fake nccl") as pair:
+        tokens = [pair.new_token() for _ in range(2)]
+        connections = [await pair.connect(token) for token in tokens]
+        del pair.allowed[tokens[0]]
+        connections.append(await pair.connect())
+        spans = pair.spans([(0, 1, 1, 0, 16)])
+        expected = pair.expected(spans)
+        await connections[1].fetch(spans, token=tokens[1], timeout_s=TIMEOUT_S)
+        assert bytes(pair.arena.buffer) == expected, "the one whose token lives has stayed"
+        for connection in connections:
+            await connection.close()

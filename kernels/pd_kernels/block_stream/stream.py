@@ -9,7 +9,7 @@ import socket
 import numpy as np
 import numpy.typing as npt
 
-from pd_kernels.block_checksum.ranges import Bytes, Offsets, as_int64, check_within, compiled
+from pd_kernels.block_checksum.ranges import Bytes, Offsets, WrongPieces, as_int64, check_within, compiled
 from pd_kernels.block_checksum.reference import U64
 from pd_kernels.block_stream import reference
 from pd_kernels.block_stream.reference import hung_up
@@ -47,10 +47,11 @@ def receive_pieces(
         stop: uint8 [1]; not zero any more: nothing is waited for, and at most a mebibyte is still written.
 
     Raises:
-        WrongPieces: see `check_within`; nothing is received.
+        WrongPieces: see `check_within`, or `stop` is something else; nothing is received.
         OSError: the socket is broken, the peer hung up before the last byte, or `stop` is set.
     """
     check_within("destination", destination, offsets, num_bytes, is_written=True)
+    _check_stop(stop)
     library = compiled()
     if library is None:
         reference.receive_pieces(sock, destination, offsets, num_bytes, stop)
@@ -67,6 +68,7 @@ def receive_and_checksum_pieces(
 ) -> U64:
     """The same, and the checksums of what was written: uint64 [n]."""
     check_within("destination", destination, offsets, num_bytes, is_written=True)
+    _check_stop(stop)
     library = compiled()
     if library is None:
         return reference.receive_and_checksum_pieces(sock, destination, offsets, num_bytes, stop)
@@ -77,6 +79,11 @@ def receive_and_checksum_pieces(
         stop.ctypes.data, out.ctypes.data,
     ))
     return out
+
+
+def _check_stop(stop: npt.NDArray[np.uint8]) -> None:
+    if stop.dtype != np.uint8 or stop.shape != (1,):
+        raise WrongPieces(f"the flag that stops must be uint8 [1]; got {stop.dtype} {list(stop.shape)}")
 
 
 def _check_result(result: int) -> None:
