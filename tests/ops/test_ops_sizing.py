@@ -75,7 +75,7 @@ def test_a_batch_steps_together() -> None:
 
 
 def test_the_same_seed_plays_the_same() -> None:
-    cost = replace(COST, decode_spread=(0.5, 1.0, 2.0), door_late_ms=(-2.0, 30.0))
+    cost = replace(COST, decode_spread=(0.5, 1.0, 2.0), first_late=(-0.5, 4.0))
     first, second, other = (run(POOLS, load(60, 5), cost, seed=seed) for seed in (1, 1, 2))
     assert first == second != other
 
@@ -165,7 +165,8 @@ def test_a_fit_finds_what_was_measured() -> None:
     assert cost.door_ms == pytest.approx(100, rel=0.05)
     assert cost.decode_s(1, 150) == pytest.approx(0.01, rel=0.05)
     assert max(cost.decode_spread) == pytest.approx(1.0, abs=0.05)
-    assert max(map(abs, cost.door_late_ms)) < 10
+    assert max(map(abs, cost.first_late)) < 1
+    assert cost.fit_limit == ""
     assert steps_of(records, 1, 1.0).sequences.max() == pytest.approx(1.0)
 
 
@@ -233,10 +234,12 @@ def test_the_front_leaves_out_what_another_beats() -> None:
 def test_simulated_beside_measured() -> None:
     result = example()
     row = {"ttft_ms": {"p50": 150.0, "p99": 150.0}, "itl_ms": {"p50": 25.0, "p99": None}, "good_share": 1.0}
-    found = {one["name"]: one["ratio"] for one in compared(row, result)}
+    found = {one["name"]: one["ratio"] for one in compared(row, result, POOLS)}
     assert found["ttft_ms p50"] == pytest.approx(1.5)
     assert found["itl_ms p50"] == pytest.approx(1.0)
     assert found["itl_ms p99"] is None
+    good = [compared(row, result, replace(POOLS, ttft_target_ms=ms))[-1]["measured"] for ms in (50.0, 500.0)]
+    assert good == [0.0, 1.0], "by the targets of the simulation, whatever those of the measurement were"
 
 
 def test_the_prefill_pool_pays_for_input_and_the_decode_pool_for_output() -> None:
@@ -267,7 +270,7 @@ def test_a_cost_model_is_read_as_it_was_written(tmp_path: Path) -> None:
 ])
 def test_a_broken_cost_model_is_named(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
-        CostModel.from_json({**COST.to_json(), "door_late_ms": [-1.0], "decode_spread": [1.0], **change})
+        CostModel.from_json({**COST.to_json(), "first_late": [-1.0], "decode_spread": [1.0], **change})
 
 
 @pytest.mark.parametrize("text", ["1", "1:0", "a:b", "4000:4000", "-1:2"])

@@ -58,9 +58,15 @@ def command(
     length_scale: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Lengths times this.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Longer requests are clipped.")] = MAX_CONTEXT,
     cache_tokens: Annotated[int, typer.Option(min=1, help="That the cache of a worker holds.")] = 100_000,
-    chunk_tokens: Annotated[int, typer.Option(min=1, help="engine.chunk_tokens.")] = 256,
-    max_batch: Annotated[int, typer.Option(min=1, help="decode.max_batch.")] = 64,
-    local_tokens: Annotated[int, typer.Option(min=0, help="router.local_prefill_tokens.")] = 64,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(min=1, help="engine.chunk_tokens; default: the replayed result's, or 256.")
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="decode.max_batch; default: the replayed result's, or 64.")
+    ] = None,
+    local_tokens: Annotated[
+        int | None, typer.Option(min=0, help="router.local_prefill_tokens; default: the replayed result's, or 64.")
+    ] = None,
     ttft_target_ms: Annotated[float, typer.Option(min=0, help="A good request has its first token by then.")] = TTFT_MS,
     itl_target_ms: Annotated[float, typer.Option(min=0, help="And no more than this between tokens.")] = ITL_MS,
     refuse: Annotated[bool, typer.Option("--refuse", help="The router refuses by the targets.")] = False,
@@ -77,6 +83,7 @@ def command(
     measurement."""
     output = options.start(context, as_json)
     from pd_ops.bench.serve.result import read_result
+    from pd_ops.sizing.limits import limits
     from pd_ops.sizing.study import Prices, compared, front, parse_failure
 
     about = identity()
@@ -94,8 +101,8 @@ def command(
     study, load = _study(
         costs, measured, plan, max_context=max_context, cache_tokens=cache_tokens, seed=seed, cell_workers=cell_workers,
         failures=tuple(parse_failure(text, back_after_s=back_after) for text in fail or ()),
-        more={"chunk_tokens": chunk_tokens, "max_batch": max_batch, "local_tokens": local_tokens, "refuses": refuse,
-              "ttft_target_ms": ttft_target_ms, "itl_target_ms": itl_target_ms},
+        chosen={"chunk_tokens": chunk_tokens, "max_batch": max_batch, "local_tokens": local_tokens, "refuses": refuse,
+                "ttft_target_ms": ttft_target_ms, "itl_target_ms": itl_target_ms},
     )
     rows: list[Document] = []
     for prefill, decode in _chosen(pools, workers, measured):
@@ -111,7 +118,8 @@ def command(
         **about, "cost": costs.to_json(), "load": load, "seed": seed, "ttft_target_ms": ttft_target_ms,
         "itl_target_ms": itl_target_ms,
         "rows": [{**row, "front": mark} for row, mark in zip(rows, marks, strict=True)],
-        "compared": compared(rows[0], measured) if measured is not None else None,
+        "compared": compared(rows[0], measured, study.pools) if measured is not None else None,
+        "limits": limits(costs, rows, most_prompt_tokens=max(one.num_prompt for one in study.travellers())),
     }
     output.document(document)
     output.text(_text(document))
@@ -138,10 +146,12 @@ def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment
 
 def _study(
     costs: CostModel, measured: Result | None, plan: Document, *, max_context: int, cache_tokens: int, seed: int,
-    cell_workers: int | None, failures: tuple[object, ...], more: Document,
+    cell_workers: int | None, failures: tuple[object, ...], chosen: Document,
 ) -> tuple[Study, Document]:
-    """And what the load is, in the words of bench serve."""
+    """And what the load is, in the words of bench serve. A replay has the settings of what was measured, but for those
+    that were chosen."""
     from pd_ops.bench.serve.load import LoadPlan, build_load
+    from pd_ops.sizing.measured import measured_settings
     from pd_ops.sizing.outcome import replayed, travellers_of
     from pd_ops.sizing.pools import Pools
     from pd_ops.sizing.study import Study
@@ -160,7 +170,9 @@ def _study(
         if any(one.block_tokens != block_size for one in built.requests):
             raise InvalidArgument("the requests of the load have blocks of different sizes")
         make = lambda: travellers_of(built.requests)  # noqa: E731
-    sizes = Pools(prefill=1, decode=1, num_blocks=max(1, cache_tokens // block_size), block_size=block_size, **more)
+    settings = measured_settings(measured) if measured is not None else {}
+    settings |= {name: value for name, value in chosen.items() if value is not None}
+    sizes = Pools(prefill=1, decode=1, num_blocks=max(1, cache_tokens // block_size), block_size=block_size, **settings)
     study = Study(
         cost=costs, travellers=make, pools=sizes, failures=failures, seed=seed, cell_workers=cell_workers,  # type: ignore[arg-type]
     )
@@ -185,7 +197,8 @@ def _text(document: Document) -> str:
     cost = document["cost"]
     lines = [
         identity_text(document),
-        f"costs {cost['source']}: {cost['prefill_ms_per_token']:.4g} ms a prompt token, decode step "
+        f"costs {cost['source']}: {cost['prefill_ms_per_token']:.4g} ms a prompt token + "
+        f"{1e3 * cost['prefill_ms_per_pair']:.4g} for a thousand before it, decode step "
         f"{cost['decode_step_ms']:.4g} + {cost['decode_ms_per_sequence']:.4g} a sequence + "
         f"{1e3 * cost['decode_ms_per_slot']:.4g} a thousand slots, handoff {cost['handoff_ms']:.4g}, doors "
         f"{cost['door_ms']:.4g}, {cost['tokens_per_step']:.2f} tokens a step",
@@ -203,6 +216,8 @@ def _text(document: Document) -> str:
             (one["name"], _number(one["measured"]), _number(one["simulated"]), _number(one["ratio"]))
             for one in document["compared"]
         ])]
+    if document["limits"]:
+        lines += ["", *(f"limit: {sentence}" for sentence in document["limits"])]
     return "\n".join(lines)
 
 

@@ -31,9 +31,12 @@ class CostModel:
         handoff_ms: from when a prompt has been computed until its sequence may join a batch.
         tokens_per_step: that a sequence gets of a decode step: 1, and accepted drafts.
         bytes_per_slot: of the cache, to turn memory into room; 0: not known.
-        door_late_ms: by how much first tokens come later than that all adds up to, or earlier where it is below 0.
+        first_late: by how much first tokens come later than that all adds up to, or earlier where it is below 0: times
+            the root of what prompt and doors take alone, as what is made of many parts varies.
         decode_spread: what a step takes of what it should take. Both are quantiles in equal steps, from which one is
             drawn each time.
+        most_prompt_tokens, most_sequences: that the measurement had, in a prompt and at a decode worker; 0: no bound
+            is known. fit_limit: in words, what the measurement did not tell; empty: nothing.
     """
 
     source: str
@@ -47,8 +50,11 @@ class CostModel:
     handoff_ms: float = 0.0
     tokens_per_step: float = 1.0
     bytes_per_slot: int = 0
-    door_late_ms: tuple[float, ...] = (0.0,)
+    first_late: tuple[float, ...] = (0.0,)
     decode_spread: tuple[float, ...] = (1.0,)
+    most_prompt_tokens: int = 0
+    most_sequences: float = 0.0
+    fit_limit: str = ""
 
     def prefill_s(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Of one step: (tokens before it in its prompt, tokens) of each chunk."""
@@ -56,6 +62,10 @@ class CostModel:
         for start, count in chunks:
             total_ms += count * (self.prefill_ms_per_token + self.prefill_ms_per_pair * (start + count / 2))
         return total_ms / 1e3
+
+    def prompt_alone_ms(self, num_cached: int, num_tokens: int) -> float:
+        """A first token, of a prompt that shares no step and waits for nobody, in one step."""
+        return self.door_ms + 1e3 * self.prefill_s([(num_cached, num_tokens - num_cached)])
 
     def decode_s(self, num_sequences: int, num_slots: float) -> float:
         """Of one step, with so many tokens in the caches of its sequences together."""
@@ -86,13 +96,13 @@ class CostModel:
 
 
 def _value(name: str, value: object) -> object:
-    if name == "source":
+    if name in ("source", "fit_limit"):
         return str(value)[:500]
-    if name in ("door_late_ms", "decode_spread"):
+    if name in ("first_late", "decode_spread"):
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_QUANTILES:
             raise ValueError(f"{name} must be a list of 1 to {MAX_QUANTILES} numbers")
-        return tuple(_number(name, each, least=-1e12 if name == "door_late_ms" else 0.0) for each in value)
-    if name == "bytes_per_slot":
+        return tuple(_number(name, each, least=-1e12 if name == "first_late" else 0.0) for each in value)
+    if name in ("bytes_per_slot", "most_prompt_tokens"):
         return int(_number(name, value))
     number = _number(name, value)
     if number <= 0 and name in ("prefill_ms_per_token", "tokens_per_step"):
@@ -127,11 +137,11 @@ class Dice:
 
     def __init__(self, cost: CostModel, seed: int) -> None:
         self._random = Random(f"sizing/{seed}")
-        self._door = cost.door_late_ms
+        self._first = cost.first_late
         self._decode = cost.decode_spread
 
-    def door_late_ms(self) -> float:
-        return self._drawn(self._door)
+    def first_late(self) -> float:
+        return self._drawn(self._first)
 
     def decode(self) -> float:
         return self._drawn(self._decode)

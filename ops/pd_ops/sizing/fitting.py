@@ -1,4 +1,4 @@
-"""A cost model from what `bench serve` measured: first tokens over uncached prompt tokens, times between tokens over
+"""A cost model from what `bench serve` measured: how long prompts kept prefill workers busy, times between tokens over
 how many streams ran, and second tokens that came late.
 
 It sees what clients see, the noise of the machine and of its neighbours included: how both kinds of work spread around
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pd_engine.errors import InvalidArgument
+from pd_ops.bench.serve.prompt_costs import FEWEST_STRETCHES, PromptCosts, prompt_costs
 from pd_ops.bench.serve.record import Record
-from pd_ops.bench.serve.request_parts import Part, cut, prefill_rate, uncached_tokens
 from pd_ops.bench.serve.result import Result
 from pd_ops.sizing.cost_model import CostModel
 
@@ -43,13 +43,14 @@ def fit(result: Result) -> CostModel:
     InvalidArgument: it tells of too few requests, of no decode worker, or has no records.
     """
     known = [record for record in result.finished if record.arrivals]
-    num_decode = (result.identity.get("topology") or {}).get("decode")
+    topology = result.identity.get("topology") or {}
+    num_prefill, num_decode = topology.get("prefill"), topology.get("decode")
     if len(known) < FEWEST_REQUESTS or not isinstance(num_decode, int) or num_decode < 1:
         raise InvalidArgument(
             f"{result.path}: a fit needs records.jsonl with at least {FEWEST_REQUESTS} finished requests, and a "
             f"topology with decode workers; there are {len(known)} and {num_decode}"
         )
-    rate = prefill_rate(known)
+    prompts = prompt_costs(known, num_prefill if isinstance(num_prefill, int) and num_prefill > 0 else num_decode)
     tokens_per_step = _tokens_per_step(known)
     steps = steps_of(known, num_decode, tokens_per_step)
     if len(steps.ms) < FEWEST_STEPS:
@@ -58,13 +59,16 @@ def fit(result: Result) -> CostModel:
         )
     base_ms, sequence_ms, slot_ms = plane(steps)
     expected = base_ms + sequence_ms * steps.sequences + slot_ms * steps.slots
-    late_ms = [cut(record, rate).parts[Part.LINK] for record in known]
+    late_ms = [record.handoff_wait_ms or 0.0 for record in known]
     return CostModel(
         source=f"fitted from {len(known)} requests of {result.identity['engine']}, {result.identity['host']['date']}",
-        door_ms=rate.fixed_ms, prefill_ms_per_token=max(rate.ms_per_token, 1e-6), decode_step_ms=base_ms,
+        door_ms=prompts.door_ms, prefill_ms_per_token=max(prompts.ms_per_token, 1e-6),
+        prefill_ms_per_pair=prompts.ms_per_pair, decode_step_ms=base_ms,
         decode_ms_per_sequence=sequence_ms, decode_ms_per_slot=slot_ms, handoff_ms=statistics.median(late_ms),
         tokens_per_step=tokens_per_step, decode_spread=_spread(steps.ms / np.maximum(expected, 1e-9)),
-        door_late_ms=_spread(np.array(_late_ms(known, rate.fixed_ms, rate.ms_per_token) or [0.0])),
+        first_late=_spread(np.array(prompts.late if len(prompts.late) >= FEWEST_REQUESTS else [0.0])),
+        most_prompt_tokens=max(record.prompt_tokens for record in known),
+        most_sequences=float(np.quantile(steps.sequences, 1 - EDGE)), fit_limit=_limit(prompts, known),
     )
 
 
@@ -123,14 +127,12 @@ def plane(steps: Steps) -> tuple[float, float, float]:
     return values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0)
 
 
-def _late_ms(records: Sequence[Record], fixed_ms: float, ms_per_token: float) -> list[float]:
-    """By how much first tokens were later than the line, where the endpoint tells that nothing waited before them."""
-    late = []
-    for record in records:
-        expected_ms = fixed_ms + ms_per_token * uncached_tokens(record)
-        if record.queue_ms is not None and record.queue_ms <= 0.1 * expected_ms:
-            late.append(1e3 * (record.arrivals[0][0] - record.sent_s) - expected_ms)
-    return late if len(late) >= FEWEST_REQUESTS else []
+def _limit(prompts: PromptCosts, records: Sequence[Record]) -> str:
+    """In words, of what the measurement tells too little."""
+    if prompts.num_stretches < FEWEST_STRETCHES:
+        return (f"prompts were waited for almost all the time: {len(records)} in {prompts.num_stretches} stretches, "
+                f"{FEWEST_STRETCHES} are needed to tell doors, tokens and contexts apart; measure at a lower rate")
+    return ""
 
 
 def _spread(values: Floats) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pd_engine.contracts import worker_pb2 as pb
+from pd_engine.service.rates import Rate
 from pd_ops.sizing.cache import SimulatedCache
 from pd_ops.sizing.cost_model import CostModel
 from pd_ops.sizing.prompt_work import Job, PromptWork
@@ -29,7 +30,7 @@ class SimulatedPrefill:
         self.is_busy = False
         self._cost = cost
         self._chunk_tokens = chunk_tokens
-        self._tokens_per_s = cost.tokens_per_s_of_prefill
+        self._rate = Rate()
         self.report()
 
     def begin(self) -> float | None:
@@ -39,8 +40,7 @@ class SimulatedPrefill:
         seconds, num_tokens = self.work.begin(self._chunk_tokens)
         self.is_busy = True
         self.busy_s += seconds
-        if seconds > 0:
-            self._tokens_per_s += 0.1 * (num_tokens / seconds - self._tokens_per_s)
+        self._rate.add(num_tokens, seconds)
         return seconds
 
     def end(self) -> list[Job]:
@@ -50,7 +50,7 @@ class SimulatedPrefill:
     def report(self) -> None:
         """To the router."""
         self.load.note_report(pb.LoadsReply(
-            prefill_tokens_per_s=self._tokens_per_s, queued_prefill_tokens=max(0, self.work.num_queued_tokens)
+            prefill_tokens_per_s=self._rate.value, queued_prefill_tokens=max(0, self.work.num_queued_tokens)
         ))
 
     def view(self, num_blocks: int) -> WorkerView:

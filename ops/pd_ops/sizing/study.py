@@ -11,6 +11,7 @@ from pd_engine.errors import InvalidArgument
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.serve.cost import MILLION, SECONDS_AN_HOUR
 from pd_ops.bench.serve.result import Result
+from pd_ops.bench.serve.summary import Targets
 from pd_ops.sizing.cells import play
 from pd_ops.sizing.cost_model import CostModel
 from pd_ops.sizing.outcome import Traveller
@@ -114,13 +115,16 @@ def _point(row: Document) -> tuple[float, ...]:
             worst if itl is None else itl)
 
 
-def compared(row: Document, result: Result) -> list[Document]:
-    """What was simulated beside what was measured: name, both, and their ratio (null without one)."""
+def compared(row: Document, result: Result, pools: Pools) -> list[Document]:
+    """What was simulated beside what was measured: name, both, and their ratio (null without one). Both are good by
+    the simulation's targets."""
+    targets = Targets(ttft_ms=pools.ttft_target_ms, itl_ms=pools.itl_target_ms)
+    good = sum(targets.are_met(record) for record in result.records) / max(1, len(result.records))
     found = [
         _pair(f"{name} {rank}", result.summary[name][rank], row[name][rank])
         for name in ("ttft_ms", "itl_ms") for rank in ("p50", "p99")
     ]
-    return [*found, _pair("good_share", result.summary["good_share"], row["good_share"])]
+    return [*found, _pair("good_share", good, row["good_share"])]
 
 
 def _pair(name: str, measured: float | None, simulated: float | None) -> Document:

@@ -119,7 +119,9 @@ class World:
         traveller.prefill_worker = "" if is_local else placement.prefill_worker
         traveller.decode_worker = placement.decode_worker or ""
         held = placement.snapshot.held.get(placement.prefill_worker, 0)
-        num_uncached = num_uncached_tokens(placement.request, held)
+        num_uncached = min(
+            num_uncached_tokens(placement.request, held), traveller.prompt.num_tokens - traveller.prompt.given_cached
+        )
         self._totals.num_local += is_local
         if traveller.decode_worker:
             decode = self._decode.workers[traveller.decode_worker]
@@ -179,7 +181,8 @@ class World:
         traveller = self._placed.get(job.number)
         if traveller is None:  # its decode worker has died meanwhile
             return
-        at_s = now_s + max(0.0, self._cost.door_ms + self._dice.door_late_ms()) / 1e3
+        alone_ms = self._cost.prompt_alone_ms(job.num_cached, job.prompt.num_tokens)
+        at_s = now_s + max(0.0, self._cost.door_ms + self._dice.first_late() * math.sqrt(alone_ms)) / 1e3
         traveller.note_first(at_s, job.num_cached)
         if traveller.num_left <= 0:
             if traveller.decode_worker:
