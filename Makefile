@@ -4,6 +4,7 @@
 #   TORCH_PIP_ARGS="--index-url URL"      where pip takes torch from: PyTorch's own index of CPU wheels saves the
 #                                         download of its CUDA libraries (README.md, Installing)
 #   PYTEST_ARGS="-k handoff -x"           more arguments for pytest
+#   LAB_DRILLS="kill-host cut-host"       those of make lab; its report has them alone then
 #   PYTEST_WORKERS=1                      test files at once; 0: in pytest's own process, for a debugger
 
 SHELL := /bin/bash
@@ -18,6 +19,7 @@ TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
+LAB_DRILLS ?= all
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # One thread a process: two processes with a thread for each core take turns at spinning, ten times as slow.
@@ -97,7 +99,7 @@ gate: check
 	@$(BIN)/python -m pd_ops.gate --report docs/gate.md
 
 lab: setup
-	@cd tests && ../$(BIN)/python -m support.lab_report ../docs/benchmarks/lab.md
+	@cd tests && ../$(BIN)/python -m support.lab_report ../docs/benchmarks/lab.md $(LAB_DRILLS)
 
 protos: setup
 	@$(BIN)/python -m pd_ops.protos

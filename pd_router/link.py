@@ -66,6 +66,7 @@ class WorkerLink:
     is_accepted: it fits the others, and has not been lost since.
     load: its last report, and what this router has sent there since.
     view: as placement sees it; None: something has changed since it was made.
+    state_since_s: on the clock of its event loop.
     error: why it was lost or refused.
     breaker: whether journeys may be sent there; a lost worker begins anew with it.
     """
@@ -87,6 +88,7 @@ class WorkerLink:
         self.endpoint = endpoint
         self.role = Role(endpoint.role)
         self.state = LinkState.STARTING
+        self.state_since_s = asyncio.get_running_loop().time()
         self.info: pb.WorkerInfo | None = None
         self.is_accepted = False
         self.load = WorkerLoad()
@@ -331,6 +333,7 @@ class WorkerLink:
         if state is not self.state:
             assert state in TRANSITIONS[self.state], f"{self.worker_id}: {self.state.value} -> {state.value}"
             self.state = state
+            self.state_since_s = asyncio.get_running_loop().time()
             self.view = None
             if state is LinkState.READY:
                 self.error = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 import time
@@ -122,6 +123,7 @@ def _worker_status(link: WorkerLink) -> api.WorkerStatus:
         num_moves_total=loads.num_moves_total,
         num_recomputed_total=loads.num_recomputed_total,
         memory=_memory(link.load.memory),
+        state_ms=round(1e3 * (asyncio.get_running_loop().time() - link.state_since_s)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import pytest
 from pd_engine.contracts import api_pb2
 from pd_engine.errors import FailedPrecondition, PdRelayError, Unavailable
 from pd_engine.text.defaults import SamplingFields
+from pd_ops.commands.drill import _all_of, _one
 from pd_ops.drills.catalog import DRILLS
 from pd_ops.drills.hands import HostFault, HostHands, LocalHands
 from pd_ops.drills.judging import Observed, judge
@@ -91,6 +93,16 @@ def test_a_loss_is_seen_by_state_or_by_epoch() -> None:
     assert seen_full([*SIGHTINGS[:3], Sighting(time_s=11.0, workers=None)], SIZES, 10.1) is None
 
 
+def test_a_loss_is_counted_from_when_the_router_knew_of_it() -> None:
+    def seen(in_state_s: float, epoch: str = "a") -> list[Sighting]:
+        worker = SeenWorker(role="decode", is_ready=False, epoch=epoch, in_state_s=in_state_s)
+        return [SIGHTINGS[1], Sighting(time_s=10.5, workers={"decode-0": worker})]
+
+    assert seen_lost(seen(0.375), "decode-0", "a", 10.0) == 10.125
+    assert seen_lost(seen(3.0), "decode-0", "a", 10.0) == 10.0, "never before it was broken"
+    assert seen_lost(seen(0.375, epoch="c"), "decode-0", "a", 10.0) == 10.5, "that is another life's state"
+
+
 def test_who_was_not_touched_and_left_is_falsely_lost() -> None:
     assert falsely_lost(SIGHTINGS, {"decode-0"}, 10.0) == []
     assert falsely_lost(SIGHTINGS, {"decode-1"}, 10.0) == ["decode-0"]
@@ -99,7 +111,7 @@ def test_who_was_not_touched_and_left_is_falsely_lost() -> None:
 
 
 def test_all_is_well() -> None:
-    result = judge("kill-decode", DRILLS["kill-decode"], SEEN, 5.0)
+    result = judge("kill-decode", DRILLS["kill-decode"], SEEN, seconds=5.0, load=1.0)
     assert result.passed, result
     figures = result.figures
     assert (figures.detection_s, figures.full_capacity_s) == (pytest.approx(0.2), 4.0)
@@ -120,7 +132,7 @@ UNMET = {
 
 @pytest.mark.parametrize("name", UNMET)
 def test_each_expectation_fails_alone(name: str) -> None:
-    result = judge("kill-decode", DRILLS["kill-decode"], UNMET[name], 5.0)
+    result = judge("kill-decode", DRILLS["kill-decode"], UNMET[name], seconds=5.0, load=1.0)
     assert [one.name for one in result.expectations if not one.is_met] == [name]
     document = summary([result], {
         "cluster": "a", "model": "m", "clients": 1, "pools": SIZES, "trace": None, "rate_per_s": None,
@@ -135,9 +147,43 @@ def test_where_refusals_and_cut_streams_belong_to_it_they_fail_nothing() -> None
         sightings=[sighting(9.0), Sighting(time_s=10.1, workers=None), sighting(14.0)],
         broken=Broken(at_s=10.0, is_over_s=10.0),
     )
-    assert judge("kill-router", DRILLS["kill-router"], seen, 5.0).passed
+    assert judge("kill-router", DRILLS["kill-router"], seen, seconds=5.0, load=1.0).passed
     alone = replace(SEEN, sizes={"prefill": 1, "decode": 1}, asked=[asked(8.0, 9.0, num_refused=5)])
-    assert judge("kill-decode", DRILLS["kill-decode"], alone, 5.0).passed
+    assert judge("kill-decode", DRILLS["kill-decode"], alone, seconds=5.0, load=1.0).passed
+
+
+class Unlucky:
+    """A runner whose drills of hosts cannot be done."""
+
+    async def run(self, name: str) -> Any:
+        if DRILLS[name].faults:
+            raise FailedPrecondition("h1: kill failed")
+        return judge(name, DRILLS["kill-decode"], SEEN, seconds=1.0, load=1.0)
+
+
+async def test_a_drill_that_cannot_be_done_has_failed_and_others_go_on() -> None:
+    runner: Any = Unlucky()
+    results = [await _one(runner, name, is_only=False) for name in ("kill-host", "kill-decode")]
+    assert [one.passed for one in results] == [False, True]
+    document = summary(results, {
+        "cluster": "a", "model": "m", "clients": 1, "pools": SIZES, "trace": None, "rate_per_s": None,
+    })
+    assert not document["passed"]
+    text = to_markdown(document, "today")
+    assert "- **not met**: the drill can be done: h1: kill failed" in text
+    assert re.search(r"\| kill-host \| \*\*failed\*\* \| - \| - ", text), "nothing was measured"
+    with pytest.raises(FailedPrecondition, match="h1: kill failed"):
+        await _one(runner, "kill-host", is_only=True)
+
+
+def test_all_means_each_once_and_those_of_hosts_where_there_are_some() -> None:
+    def of(head: str | None, *names: str) -> list[str]:
+        access: Any = SimpleNamespace(head=head)
+        return _all_of(list(names), access)
+
+    assert of("head", "all") == list(DRILLS)
+    assert set(DRILLS) - set(of(None, "all")) == {"kill-host", "cut-host", "slow-link", "kill-head"}
+    assert of(None, "kill-host", "burst", "kill-host") == ["kill-host", "burst"]
 
 
 def test_no_drill_at_all_is_not_passed() -> None:
@@ -167,7 +213,7 @@ async def test_a_client_asks_again_and_counts_what_it_met() -> None:
     await asyncio.wait_for(traffic._ask(None, one), 60)  # type: ignore[arg-type]
     assert (one.num_broken, one.num_refused, one.error, one.outcome) == (2, 1, None, OUTCOME)
     assert one.interruptions == ["cut", "refused", "cut"]
-    result = judge("kill-decode", DRILLS["kill-decode"], replace(SEEN, asked=[one]), 5.0)
+    result = judge("kill-decode", DRILLS["kill-decode"], replace(SEEN, asked=[one]), seconds=5.0, load=1.0)
     assert result.details == ("asked again 2 times: cut", "asked again 1 times: refused")
 
 
@@ -226,8 +272,8 @@ def test_a_replay_of_a_trace(tmp_path: Path) -> None:
 
 def test_what_a_trace_has_refused_fails_nothing() -> None:
     refused = replace(SEEN, asked=[asked(8.0, 9.0, num_refused=5)])
-    assert not judge("kill-decode", DRILLS["kill-decode"], refused, 1.0).passed
-    result = judge("kill-decode", DRILLS["kill-decode"], replace(refused, may_be_too_much=True), 1.0)
+    assert not judge("kill-decode", DRILLS["kill-decode"], refused, seconds=1.0, load=1.0).passed
+    result = judge("kill-decode", DRILLS["kill-decode"], replace(refused, may_be_too_much=True), seconds=1.0, load=1.0)
     assert (result.passed, result.figures.num_refused) == (True, 5)
     text = to_markdown(summary([result], {
         "cluster": "a", "model": "m", "clients": 1, "pools": SIZES, "trace": "day.csv", "rate_per_s": 0.5,
@@ -279,7 +325,8 @@ def test_drills_of_hosts_need_hosts() -> None:
 
 def test_a_host_that_does_not_come_back_is_seen() -> None:
     def found(is_mended: bool | None) -> dict[str, bool]:
-        result = judge("kill-host", DRILLS["kill-host"], replace(SEEN, is_mended=is_mended), 1.0)
+        seen = replace(SEEN, is_mended=is_mended)
+        result = judge("kill-host", DRILLS["kill-host"], seen, seconds=1.0, load=1.0)
         return {one.name: one.is_met for one in result.expectations}
 
     assert found(True)["all hosts are back"]
@@ -290,6 +337,6 @@ def test_a_host_that_does_not_come_back_is_seen() -> None:
 def test_others_on_the_targets_host_are_not_taken_for_falsely_lost() -> None:
     lost = (*SIGHTINGS, sighting(15.0, lost="decode-1"))
     for also, is_met in (((), False), (("decode-1",), True)):
-        broken = replace(SEEN.broken, also=also)
-        result = judge("kill-host", DRILLS["kill-host"], replace(SEEN, sightings=lost, broken=broken), 1.0)
+        seen = replace(SEEN, sightings=lost, broken=replace(SEEN.broken, also=also))
+        result = judge("kill-host", DRILLS["kill-host"], seen, seconds=1.0, load=1.0)
         assert {one.name: one.is_met for one in result.expectations}["nobody else is taken for lost"] is is_met

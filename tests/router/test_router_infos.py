@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -98,3 +100,17 @@ async def test_health_follows_the_workers_and_reflection_lists_the_service() -> 
         question = reflection_pb2.ServerReflectionRequest(list_services="")
         [answer] = [answer async for answer in reflection.ServerReflectionInfo(iter([question]))]
         assert "pdrelay.v1.PdRelay" in {service.name for service in answer.list_services_response.service}
+
+
+async def test_it_says_for_how_long_a_worker_has_been_as_it_is() -> None:
+    async with router_lab(num_decode=2) as lab:
+        links = {link.worker_id: link for link in lab.router._registry.links()}
+        await eventually(lambda: all(link.state.value == "ready" for link in links.values()))
+        began_s = time.monotonic()
+        lab.decode[0].state = "draining"
+        await eventually(lambda: links["decode-0"].state.value == "draining")
+        info = await lab.api.GetServerInfo(api.GetServerInfoRequest())
+        passed_ms = 1e3 * (time.monotonic() - began_s)
+        state_ms = {worker.id: worker.state_ms for worker in info.workers}
+        assert state_ms["decode-0"] <= passed_ms + 1
+        assert state_ms["decode-1"] > state_ms["decode-0"], "it has been ready since before"

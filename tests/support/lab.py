@@ -18,6 +18,7 @@ import yaml
 from support.checkout import ROOT
 from support.commands import Finished, run_anew
 from support.lab_network import LabNetwork
+from support.lab_records import recorded, remove_abandoned
 
 # The launcher file's node types, each with its hosts here.
 HOSTS: Mapping[str, tuple[str, ...]] = {
@@ -55,22 +56,23 @@ class Lab:
 def booted_lab(
     directory: Path, settings: Mapping[str, Any], hosts: Mapping[str, tuple[str, ...]] = HOSTS
 ) -> Iterator[Lab]:
-    """All hosts run, and nothing on them yet. At the end they are gone, whatever runs there."""
+    """All hosts run, and nothing on them yet. At the end they are gone, whatever runs there; so are those of labs whose
+    process was killed."""
     directory.chmod(0o700)
     kept = sorted({str(path) for path in (ROOT, Path(sys.prefix), directory) if path.is_relative_to("/tmp")})
     names = [name for group in hosts.values() for name in group]
-    network = LabNetwork.of(directory, names, kept=kept, environment={
+    network = LabNetwork.plan(directory, names, kept=kept, environment={
         "PYTHONPATH": os.pathsep.join(str(path) for path in (ROOT, ROOT / "kernels", ROOT / "ops")),
     })
-    try:
+    remove_abandoned()
+    with recorded(network):
+        network.make()
         for host in network.hosts:
             _install(directory / host.name / "home" / "pd-relay", settings)
             network.boot(host)
         file = directory / "cluster.yaml"
         file.write_text(yaml.safe_dump(lab_file(network, hosts)), encoding="utf-8")
         yield Lab(network=network, file=file, directory=directory)
-    finally:
-        network.remove()
 
 
 def _install(checkout: Path, settings: Mapping[str, Any]) -> None:

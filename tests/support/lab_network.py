@@ -8,6 +8,7 @@ and a subnet that nobody has make several labs at once possible.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -24,7 +25,9 @@ from pathlib import Path
 
 SUPPORT = Path(__file__).parent
 SLOW_RATE, SLOW_BURST, SLOW_LATENCY = "2mbit", "16kbit", "200ms"
+SLOW_LOSS = 0.01  # of packets, in each direction
 BOOT_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 20.0
 NEEDED = ("ip", "tc", "unshare", "mount")
 
 
@@ -65,40 +68,45 @@ class LabNetwork:
     environment: Mapping[str, str]
 
     @staticmethod
-    def of(
+    def plan(
         directory: Path, names: Sequence[str], *, kept: Sequence[str], environment: Mapping[str, str]
     ) -> LabNetwork:
-        """Makes the network; no host runs yet."""
+        """Nothing is made yet."""
         tag = f"pdl{secrets.token_hex(3)}"
         subnet = _free_subnet()
         addresses = [str(subnet[10 + number]) for number in range(len(names))]
-        network = LabNetwork(
+        return LabNetwork(
             directory=directory, bridge=tag, gateway=str(subnet[1]), kept=tuple(kept), environment=dict(environment),
             hosts=tuple(
                 LabHost(name=name, address=address, namespace=f"{tag}-{name}", link=f"{tag}h{number}")
                 for number, (name, address) in enumerate(zip(names, addresses, strict=True))
             ),
         )
-        network._save()
-        _run("ip", "link", "add", "name", tag, "type", "bridge", "forward_delay", "0")
-        _run("ip", "addr", "add", f"{network.gateway}/24", "dev", tag)
-        _run("ip", "link", "set", tag, "up")
-        for host in network.hosts:
+
+    def make(self) -> None:
+        """The network; no host runs yet."""
+        self._save()
+        _run("ip", "link", "add", "name", self.bridge, "type", "bridge", "forward_delay", "0")
+        _run("ip", "addr", "add", f"{self.gateway}/24", "dev", self.bridge)
+        _run("ip", "link", "set", self.bridge, "up")
+        for host in self.hosts:
             _run("ip", "netns", "add", host.namespace)
             _run("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
-            _run("ip", "link", "set", host.link, "master", tag, "up")
+            _run("ip", "link", "set", host.link, "master", self.bridge, "up")
             for command in (("addr", "add", f"{host.address}/24", "dev", "eth0"), ("link", "set", "eth0", "up"),
-                            ("link", "set", "lo", "up"), ("route", "add", "default", "via", network.gateway)):
+                            ("link", "set", "lo", "up"), ("route", "add", "default", "via", self.gateway)):
                 _run("ip", "-n", host.namespace, *command)
-        return network
 
     @staticmethod
-    def load(path: Path) -> LabNetwork:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+    def of_json(text: str) -> LabNetwork:
+        fields = json.loads(text)
         return LabNetwork(**{
             **fields, "directory": Path(fields["directory"]), "kept": tuple(fields["kept"]),
             "hosts": tuple(LabHost(**host) for host in fields["hosts"]),
         })
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "directory": str(self.directory)})
 
     @property
     def path(self) -> Path:
@@ -146,12 +154,24 @@ class LabNetwork:
         _run("ip", "link", "set", host.link, "up")
 
     def slow(self, host: LabHost) -> None:
-        """In both directions."""
+        """In both directions: a narrow link with a queue, that loses packets. (Small kernels have no netem for it.)"""
         limit = ("root", "tbf", "rate", SLOW_RATE, "burst", SLOW_BURST, "latency", SLOW_LATENCY)
         _run("tc", "qdisc", "replace", "dev", host.link, *limit)
         _run("ip", "netns", "exec", host.namespace, "tc", "qdisc", "replace", "dev", "eth0", *limit)
+        _run("tc", "qdisc", "replace", "dev", host.link, "clsact")
+        for direction in ("ingress", "egress"):
+            _run("tc", "filter", "replace", "dev", host.link, direction, "pref", "1", "handle", "1", "bpf",
+                 "direct-action", "bytecode", _lose(SLOW_LOSS))
+
+    def num_dropped(self, host: LabHost) -> int:
+        """Packets that its slow link has lost so far."""
+        shown = subprocess.run(
+            ["tc", "-s", "-j", "qdisc", "show", "dev", host.link], check=True, capture_output=True, text=True
+        )
+        return sum(int(one["drops"]) for one in json.loads(shown.stdout) if one["kind"] == "clsact")
 
     def fast(self, host: LabHost) -> None:
+        _run("tc", "qdisc", "del", "dev", host.link, "clsact")
         _run("tc", "qdisc", "del", "dev", host.link, "root")
         _run("ip", "netns", "exec", host.namespace, "tc", "qdisc", "del", "dev", "eth0", "root")
 
@@ -166,10 +186,11 @@ class LabNetwork:
         return found
 
     def remove(self) -> None:
+        """Whatever is left of it, and whatever runs there."""
         for host in self.hosts:
-            if self._pid_file(host).exists():
-                self.kill(host)
+            _end_all(host.namespace)
             subprocess.run(["ip", "netns", "del", host.namespace], check=False, capture_output=True)
+            subprocess.run(["ip", "link", "del", host.link], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True)
 
     def shell(self, address: str = "{host}") -> list[str]:
@@ -187,12 +208,32 @@ class LabNetwork:
         }
 
     def _save(self) -> None:
-        self.path.write_text(json.dumps({**asdict(self), "directory": str(self.directory)}), encoding="utf-8")
+        self.path.write_text(self.to_json(), encoding="utf-8")
         for host in self.hosts:
             (self.directory / f"{host.address}.link").write_text(host.link, encoding="ascii")
 
     def _pid_file(self, host: LabHost) -> Path:
         return self.directory / host.name / "pid"
+
+
+def _lose(share: float) -> str:
+    """A classic BPF program for tc: a random word below `share` of its range drops the packet."""
+    drop, keep = 2, 0  # TC_ACT_SHOT, TC_ACT_OK
+    program = [(0x20, 0, 0, 0xFFFF_F038), (0x35, 1, 0, round(share * 2**32)), (0x06, 0, 0, drop), (0x06, 0, 0, keep)]
+    return f"{len(program)}," + ",".join(" ".join(map(str, one)) for one in program)
+
+
+def _end_all(namespace: str) -> None:
+    """Processes of a network namespace; none if there is no such namespace."""
+    deadline_s = time.monotonic() + END_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        shown = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+        if not (pids := [int(pid) for pid in shown.stdout.split()]):
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
@@ -227,7 +268,7 @@ def _run(*command: str) -> None:
 
 
 def main() -> None:
-    network = LabNetwork.load(Path(sys.argv[1]))
+    network = LabNetwork.of_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     getattr(network, sys.argv[2])(network.host(sys.argv[3]))
 
 

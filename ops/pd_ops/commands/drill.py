@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
-from pd_engine.errors import EXIT_CHECK_FAILED, FailedPrecondition, InvalidArgument, shown
+from pd_engine.errors import EXIT_CHECK_FAILED, FailedPrecondition, InvalidArgument, PdRelayError, shown
 from pd_engine.settings import Settings
 from pd_ops.cluster.control_messages import SettingsRequest, StatusRequest
 from pd_ops.cluster.interrupts import Interrupts, unless
 from pd_ops.commands import options
 from pd_ops.drills.access import Access, HostsAccess, LocalAccess
 from pd_ops.drills.catalog import DRILLS
+from pd_ops.drills.judging import not_run
 from pd_ops.drills.replay import read_replay
 from pd_ops.drills.report import DrillResult, summary, to_markdown
 from pd_ops.drills.run import DrillPlan, DrillRunner
@@ -32,7 +35,7 @@ ALL = "all"
 
 def command(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help=f"{', '.join(DRILLS)}, or {ALL}.")],
+    names: Annotated[list[str], typer.Argument(help=f"One or more of {', '.join(DRILLS)}, or {ALL}.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether to break the cluster.")] = False,
     clients: Annotated[int, typer.Option(min=1, max=256, help="That ask one request after the other.")] = 4,
     distinct: Annotated[int, typer.Option(min=1, max=256, help="Different requests that they ask in turn.")] = 8,
@@ -60,13 +63,14 @@ def command(
     cluster: options.ClusterName = "default",
     as_json: options.Json = False,
 ) -> None:
-    """Break something in a running cluster, under a stream of requests. Exit status 1 if an expectation is not met.
+    """Break something in a running cluster, under a stream of requests: one thing after the other. Exit status 1 if an
+    expectation is not met.
 
     Only clusters that were started with --drillable are broken.
     """
     output = options.start(context, as_json)
-    if name not in (*DRILLS, ALL):
-        raise InvalidArgument(f"a drill is one of {', '.join(DRILLS)}, or {ALL}; got {shown(name)}")
+    if (unknown := next((name for name in names if name not in (*DRILLS, ALL)), None)) is not None:
+        raise InvalidArgument(f"a drill is one of {', '.join(DRILLS)}, or {ALL}; got {shown(unknown)}")
     if during is None and (rate is not None or length_scale is not None):
         raise InvalidArgument("--rate and --length-scale are of a trace: give --during as well")
     if report is not None:
@@ -75,17 +79,13 @@ def command(
     asked = _Asked(
         cluster=cluster, access=access, target=None if target is None else options.checked_worker(target),
         num_clients=clients, num_distinct=distinct, recovery_s=recovery, trace=during, rate_per_s=rate,
-        length_scale=length_scale,
+        length_scale=length_scale, report=report,
     )
     settings = asyncio.run(_drillable_settings(asked))
-    _confirm(name, cluster, yes=yes)
-    document = asyncio.run(_drill(asked, settings, _names(name, access), output))
-    text = to_markdown(document, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
-    if report is not None:
-        (report / "drills.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (report / "drills.md").write_text(text, encoding="utf-8")
+    _confirm(", ".join(names), cluster, yes=yes)
+    document = asyncio.run(_drill(asked, settings, _all_of(names, access), output))
     output.document(document)
-    output.text(text)
+    output.text(_text(document))
     if not document["passed"]:
         raise typer.Exit(EXIT_CHECK_FAILED)
 
@@ -101,11 +101,13 @@ class _Asked:
     trace: Path | None
     rate_per_s: float | None
     length_scale: float | None
+    report: Path | None
 
 
-def _names(name: str, access: Access) -> list[str]:
-    """All: but those of hosts, where there are none."""
-    return [name] if name != ALL else [one for one, drill in DRILLS.items() if access.head or not drill.faults]
+def _all_of(names: list[str], access: Access) -> list[str]:
+    """Each once. All: but those of hosts, where there are none."""
+    every = [one for one, drill in DRILLS.items() if access.head or not drill.faults]
+    return list(dict.fromkeys(one for name in names for one in (every if name == ALL else [name])))
 
 
 async def _drillable_settings(asked: _Asked) -> Settings:
@@ -121,12 +123,12 @@ async def _drillable_settings(asked: _Asked) -> Settings:
     return settings
 
 
-def _confirm(name: str, cluster: str, *, yes: bool) -> None:
+def _confirm(names: str, cluster: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
         raise InvalidArgument("nobody is there to confirm that the cluster shall be broken: give --yes")
-    typer.confirm(f"Break the cluster {cluster!r} on purpose ({name})?", abort=True, err=True)
+    typer.confirm(f"Break the cluster {cluster!r} on purpose ({names})?", abort=True, err=True)
 
 
 async def _drill(asked: _Asked, settings: Settings, names: list[str], output: Output) -> Document:
@@ -149,15 +151,44 @@ async def _drill_all(asked: _Asked, settings: Settings, names: list[str], output
         recovery_s=asked.recovery_s,
     )
     runner = DrillRunner(plan, await asyncio.to_thread(load_oracle, settings, model), output.note)
-    results: list[DrillResult] = []
-    for name in names:
-        output.note(f"{name}: {DRILLS[name].sentence}")
-        results.append(await runner.run(name))
-        output.note(f"{name}: {'passed' if results[-1].passed else 'FAILED'} in {results[-1].seconds:.0f} s")
     roles = [worker.role for worker in info.workers]
-    return summary(results, {
+    drilled = {
         "cluster": asked.cluster, "model": model.served_model_name, "clients": asked.num_clients,
         "pools": {role: roles.count(role) for role in ("prefill", "decode")},
         "trace": None if replay is None else replay.name,
         "rate_per_s": None if replay is None else round(replay.rate_per_s, 3),
-    })
+    }
+    results: list[DrillResult] = []
+    for name in names:
+        output.note(f"{name}: {DRILLS[name].sentence}")
+        results.append(await _one(runner, name, is_only=len(names) == 1))
+        output.note(f"{name}: {'passed' if results[-1].passed else 'FAILED'} in {results[-1].seconds:.0f} s")
+        if asked.report is not None:
+            _keep(summary(results, drilled), asked.report)
+    return summary(results, drilled)
+
+
+async def _one(runner: DrillRunner, name: str, *, is_only: bool) -> DrillResult:
+    """One that cannot be done has failed, and others go on.
+
+    Raises:
+        PdRelayError: it cannot be done, and there are no others.
+    """
+    began_s = time.monotonic()
+    try:
+        return await runner.run(name)
+    except PdRelayError as error:
+        if is_only:
+            raise
+        seconds = time.monotonic() - began_s
+        return not_run(name, DRILLS[name], error.message, seconds=seconds, load=os.getloadavg()[0])
+
+
+def _keep(document: Document, folder: Path) -> None:
+    """What was found so far: an interrupt leaves that."""
+    (folder / "drills.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / "drills.md").write_text(_text(document), encoding="utf-8")
+
+
+def _text(document: Document) -> str:
+    return to_markdown(document, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))

@@ -39,12 +39,20 @@ class Observed:
     may_be_too_much: bool = False
 
 
-def judge(name: str, drill: Drill, seen: Observed, seconds: float) -> DrillResult:
+def judge(name: str, drill: Drill, seen: Observed, *, seconds: float, load: float) -> DrillResult:
     figures = _figures(drill, seen)
     return DrillResult(
         name=name, sentence=drill.sentence, targets=(seen.broken.target,) if seen.broken.target else (),
         figures=figures, expectations=tuple(_expectations(drill, seen, figures)),
-        details=(*seen.broken.details, *_first_errors(seen)), seconds=seconds,
+        details=(*seen.broken.details, *_first_errors(seen)), seconds=seconds, load=load,
+    )
+
+
+def not_run(name: str, drill: Drill, reason: str, *, seconds: float, load: float) -> DrillResult:
+    """Of a drill that could not be done, or not be finished: it has failed, and measured nothing."""
+    return DrillResult(
+        name=name, sentence=drill.sentence, targets=(), figures=Figures(), details=(), seconds=seconds, load=load,
+        expectations=(Expectation(name="the drill can be done", is_met=False, found=reason),),
     )
 
 
@@ -109,7 +117,7 @@ def _expectations(drill: Drill, seen: Observed, figures: Figures) -> list[Expect
     return expectations
 
 
-def _none(name: str, count: int) -> Expectation:
+def _none(name: str, count: int | None) -> Expectation:
     return Expectation(name=name, is_met=count == 0, found=str(count))
 
 

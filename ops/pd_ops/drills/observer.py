@@ -16,9 +16,12 @@ INTERVAL_S = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenWorker:
+    """`in_state_s`: for how long the router had found it so."""
+
     role: str
     is_ready: bool
     epoch: str
+    in_state_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +69,16 @@ class Observer:
 
 def sighting(info: api_pb2.GetServerInfoResponse, now_s: float) -> Sighting:
     return Sighting(time_s=now_s, workers={
-        worker.id: SeenWorker(role=worker.role, is_ready=worker.state == "ready", epoch=worker.epoch)
+        worker.id: SeenWorker(
+            role=worker.role, is_ready=worker.state == "ready", epoch=worker.epoch, in_state_s=worker.state_ms / 1e3
+        )
         for worker in info.workers
     })
 
 
 def seen_lost(sightings: Sequence[Sighting], target: str | None, epoch: str, since_s: float) -> float | None:
-    """When the target's life was first seen to serve no more: a worker, or the router if it is None."""
+    """When the target's life began to serve no more: a worker, by the router's own word unless that has another life to
+    tell of by then; or the router if it is None."""
     for seen in sightings:
         if seen.time_s < since_s:
             continue
@@ -81,8 +87,10 @@ def seen_lost(sightings: Sequence[Sighting], target: str | None, epoch: str, sin
                 return seen.time_s
             continue
         worker = seen.workers.get(target) if target is not None else None
-        if target is not None and (worker is None or not worker.is_ready or worker.epoch != epoch):
+        if target is not None and (worker is None or worker.epoch != epoch):
             return seen.time_s
+        if worker is not None and not worker.is_ready:
+            return max(since_s, seen.time_s - worker.in_state_s)
     return None
 
 

@@ -29,22 +29,24 @@ class Figures:
         full_capacity_s: until both pools had as many ready workers as before; from its end where none is to be lost.
     """
 
-    num_requests: int
-    num_tokens: int
-    num_lost: int
-    num_wrong: int
-    num_refused: int
-    num_broken: int
-    num_leaked_blocks: int | None
-    detection_s: float | None
-    full_capacity_s: float | None
-    gap_p50_ms: float | None
-    gap_p99_ms: float | None
-    normal_gap_p99_ms: float | None
+    num_requests: int | None = None
+    num_tokens: int | None = None
+    num_lost: int | None = None
+    num_wrong: int | None = None
+    num_refused: int | None = None
+    num_broken: int | None = None
+    num_leaked_blocks: int | None = None
+    detection_s: float | None = None
+    full_capacity_s: float | None = None
+    gap_p50_ms: float | None = None
+    gap_p99_ms: float | None = None
+    normal_gap_p99_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrillResult:
+    """`load`: of the host that drills, the average of the last minute when it was over."""
+
     name: str
     sentence: str
     targets: tuple[str, ...]
@@ -52,6 +54,7 @@ class DrillResult:
     expectations: tuple[Expectation, ...]
     details: tuple[str, ...]
     seconds: float
+    load: float
 
     @property
     def passed(self) -> bool:
@@ -62,7 +65,7 @@ class DrillResult:
         return {
             "name": self.name, "what": self.sentence, "targets": list(self.targets), "passed": self.passed, **figures,
             "expectations": [{"name": one.name, "met": one.is_met, "found": one.found} for one in self.expectations],
-            "details": list(self.details), "seconds": round(self.seconds, 1),
+            "details": list(self.details), "seconds": round(self.seconds, 1), "load": round(self.load, 1),
         }
 
 
@@ -84,10 +87,11 @@ def to_markdown(document: Mapping[str, Any], when: str) -> str:
         f"Cluster `{document['cluster']}`, {pools} workers, model `{document['model']}`, {_load(document)}; {when}. "
         f"{'All passed.' if document['passed'] else '**Not passed.**'}", "",
         "| drill | | requests | lost | wrong | refused | broken, resumed | blocks leaked | detected | full again "
-        "| gap p50 | p99 | else p99 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| gap p50 | p99 | else p99 | load |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_row(drill) for drill in document["drills"]), "",
-        "A gap is the largest pause of a stream that met the failure; \"else\" are the streams before it.", "",
+        "A gap is the largest pause of a stream that met the failure; \"else\" are the streams before it; load is that "
+        "of the host that drills, in the last minute.", "",
     ]
     for drill in document["drills"]:
         lines += [f"## {drill['name']}", "", f"{drill['what']} ({', '.join(drill['targets']) or 'the cluster'})", ""]
@@ -110,7 +114,7 @@ def _row(drill: Mapping[str, Any]) -> str:
             "num_requests", "num_lost", "num_wrong", "num_refused", "num_broken", "num_leaked_blocks",
         )),
         _cell(drill["detection_s"], " s"), _cell(drill["full_capacity_s"], " s"), _cell(drill["gap_p50_ms"], " ms"),
-        _cell(drill["gap_p99_ms"], " ms"), _cell(drill["normal_gap_p99_ms"], " ms"),
+        _cell(drill["gap_p99_ms"], " ms"), _cell(drill["normal_gap_p99_ms"], " ms"), _cell(drill["load"]),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class DrillRunner:
                 is_mended = None if broken.mend is None else await broken.mend()
                 await traffic.wait_done(plan.num_clients)
             num_leaked = await self._leaked(client)
+        load = os.getloadavg()[0]
         asked = [*traffic.asked, *(one for extra, _ in scene.extra for one in extra.asked)]
         self._note(f"comparing {len(asked)} answers with one process")
         differences = await asyncio.to_thread(self._compare, traffic, scene)
@@ -92,7 +94,7 @@ class DrillRunner:
             sightings=observer.sightings, broken=broken, full_s=full_s, is_mended=is_mended,
             may_be_too_much=plan.schedule is not None,
         )
-        return judge(name, drill, seen, time.monotonic() - began)
+        return judge(name, drill, seen, seconds=time.monotonic() - began, load=load)
 
     async def _recovered(
         self, observer: Observer, drill: Drill, broken: Broken, sizes: dict[str, int]
