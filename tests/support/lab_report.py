@@ -57,7 +57,7 @@ def drill_all(lab: Lab, directory: Path, names: Sequence[str]) -> tuple[str, boo
         raise SystemExit(up.stderr)
     up_s = time.monotonic() - began_s
     scaled = scale_under_load(lab, up.document["grpc_address"])
-    subprocess.run(
+    drills = subprocess.run(
         [*COMMAND, "drill", *names, "--hosts", str(lab.file), "--yes", "--report", str(directory), "--recovery", "300",
          "--json"],
         stdout=subprocess.DEVNULL, check=False, timeout=LIMIT_S, env=environment(PD_RELAY_STATE_DIR=str(directory)),
@@ -66,6 +66,8 @@ def drill_all(lab: Lab, directory: Path, names: Sequence[str]) -> tuple[str, boo
     down = lab.command("down", lab.file, "--json", timeout_s=LIMIT_S)
     down_s = time.monotonic() - began_s
     num_left = sum(map(len, lab.network.processes().values()))
+    if not (directory / "drills.json").exists():
+        raise SystemExit("no drill was done")
     drilled = json.loads((directory / "drills.json").read_text(encoding="utf-8"))
     text = (directory / "drills.md").read_text(encoding="utf-8").replace("# Drills", "# The lab of hosts", 1)
     text = text.replace("\n## ", "\n".join(["", *target_lines(drilled["drills"]), "## "]), 1)
@@ -77,7 +79,7 @@ def drill_all(lab: Lab, directory: Path, names: Sequence[str]) -> tuple[str, boo
         f"{scaled['failed']} failed; it took {', '.join(map(_seconds, scaled['seconds']))}",
         f"- `pd-relay down` took {down_s:.0f} s; processes left on hosts: {num_left}", "",
     ])
-    return text, drilled["passed"] and down.code == 0 and num_left == 0 and is_scaled_well(scaled)
+    return text, drills.returncode == down.code == num_left == 0 and is_scaled_well(scaled)
 
 
 def scale_under_load(lab: Lab, address: str) -> dict[str, Any]:
