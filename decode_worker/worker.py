@@ -31,12 +31,13 @@ from pd_engine.errors import PdRelayError, Unavailable
 from pd_engine.service.compute import Compute
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.identity import (
+    StartCost,
     WorkerAddress,
     limits_of,
     max_speculate,
     prefix_cache,
-    process_age_s,
     rss_bytes,
+    start_cost,
     worker_info,
 )
 from pd_engine.service.memory import audit_text
@@ -84,7 +85,7 @@ class DecodeWorker:
         self._fetcher: PrefixFetcher[ChoiceRecord] | None = None
         self._core: DecodeCore | None = None
         self._transports: list[str] = []
-        self._load_seconds = 0.0
+        self._start_cost = StartCost(seconds=0.0, cpu_seconds=0.0)
         self._stages = StageTotals()
 
     async def start(self) -> WorkerAddress:
@@ -124,9 +125,12 @@ class DecodeWorker:
             has_room=lambda: not core.room.num_preempted,
         )
         self._add_services(core, source, self._holder)
-        self._load_seconds = process_age_s()
+        self._start_cost = start_cost()
         await self._endpoint.serve(self._tick, self._on_crash)
-        log.info("decode worker %s answers on %s", self._worker_id, address)
+        log.info(
+            "decode worker %s answers on %s, %.1f s after its process began, of which it computed for %.1f s",
+            self._worker_id, address, self._start_cost.seconds, self._start_cost.cpu_seconds,
+        )
         return WorkerAddress(address=address, epoch=self._endpoint.epoch)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
@@ -171,7 +175,7 @@ class DecodeWorker:
         assert self._engine is not None and self._destination is not None, "not started"
         info = worker_info(
             self._engine, worker_id=self._worker_id, role="decode", epoch=self._endpoint.epoch,
-            transports=self._transports, load_seconds=self._load_seconds,
+            transports=self._transports, start_cost=self._start_cost,
         )
         info.computes_prompts = True
         return info

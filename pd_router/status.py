@@ -118,6 +118,7 @@ def _worker_status(link: WorkerLink) -> api.WorkerStatus:
         arena_bytes=info.arena_bytes,
         ops_backend=info.ops_backend,
         load_seconds=info.load_seconds,
+        load_cpu_seconds=info.load_cpu_seconds,
         num_preempted=loads.num_preempted,
         host_cache_bytes=loads.host_cache_bytes,
         num_moves_total=loads.num_moves_total,

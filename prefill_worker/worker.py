@@ -21,12 +21,13 @@ from pd_engine.errors import FailedPrecondition, Unavailable
 from pd_engine.service.compute import Compute
 from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.identity import (
+    StartCost,
     WorkerAddress,
     limits_of,
     max_speculate,
     prefix_cache,
-    process_age_s,
     rss_bytes,
+    start_cost,
     worker_info,
 )
 from pd_engine.service.memory import audit_text
@@ -78,7 +79,7 @@ class PrefillWorker:
         self._destination: HandoffDestination | None = None
         self._core: PrefillCore | None = None
         self._transports: list[str] = []
-        self._load_seconds = 0.0
+        self._start_cost = StartCost(seconds=0.0, cpu_seconds=0.0)
         self._stages = StageTotals()
 
     async def start(self) -> WorkerAddress:
@@ -117,9 +118,12 @@ class PrefillWorker:
         self._fetcher.destination = self._destination = self._make_destination(engine, self._fetcher)
         await self._destination.start()
         self._add_services(core, self._source, self._holder)
-        self._load_seconds = process_age_s()
+        self._start_cost = start_cost()
         await self._endpoint.serve(self._tick, self._on_crash)
-        log.info("prefill worker %s answers on %s", self._worker_id, address)
+        log.info(
+            "prefill worker %s answers on %s, %.1f s after its process began, of which it computed for %.1f s",
+            self._worker_id, address, self._start_cost.seconds, self._start_cost.cpu_seconds,
+        )
         return WorkerAddress(address=address, epoch=self._endpoint.epoch)
 
     def spoil(self, num_pieces: int) -> int:
@@ -173,7 +177,7 @@ class PrefillWorker:
         assert self._engine is not None and self._source is not None, "not started"
         return worker_info(
             self._engine, worker_id=self._worker_id, role="prefill", epoch=self._endpoint.epoch,
-            transports=self._transports, load_seconds=self._load_seconds,
+            transports=self._transports, start_cost=self._start_cost,
         )
 
     def loads(self) -> pb.LoadsReply:

@@ -354,7 +354,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., server_type: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_rss_bytes: _Optional[int] = ..., router_pid: _Optional[int] = ..., cluster: _Optional[str] = ..., settings_json: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running", "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total", "memory", "state_ms")
+    __slots__ = ("id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running", "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total", "memory", "state_ms", "load_cpu_seconds")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +377,7 @@ class WorkerStatus(_message.Message):
     NUM_RECOMPUTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     STATE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: str
     pid: int
@@ -399,7 +400,8 @@ class WorkerStatus(_message.Message):
     num_recomputed_total: int
     memory: MemoryAudit
     state_ms: int
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ..., memory: _Optional[_Union[MemoryAudit, _Mapping]] = ..., state_ms: _Optional[int] = ...) -> None: ...
+    load_cpu_seconds: float
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., num_preempted: _Optional[int] = ..., host_cache_bytes: _Optional[int] = ..., num_moves_total: _Optional[int] = ..., num_recomputed_total: _Optional[int] = ..., memory: _Optional[_Union[MemoryAudit, _Mapping]] = ..., state_ms: _Optional[int] = ..., load_cpu_seconds: _Optional[float] = ...) -> None: ...
 
 class MemoryAudit(_message.Message):
     __slots__ = ("resident_bytes", "peak_resident_bytes", "weights_bytes", "arena_bytes", "arena_resident_bytes", "host_cache_bytes", "code_bytes", "other_bytes", "allocator_reserved_bytes", "allocator_used_bytes", "available_bytes")

@@ -57,11 +57,8 @@ def prefix_cache(engine: Engine, log: CacheLog, *, is_on: bool) -> PrefixCache |
 
 
 def worker_info(
-    engine: Engine, *, worker_id: str, role: str, epoch: str, transports: Sequence[str], load_seconds: float
+    engine: Engine, *, worker_id: str, role: str, epoch: str, transports: Sequence[str], start_cost: StartCost
 ) -> pb.WorkerInfo:
-    """Args:
-    load_seconds: from the start of the process to ready.
-    """
     return pb.WorkerInfo(
         worker_id=worker_id,
         role=role,
@@ -79,7 +76,8 @@ def worker_info(
         weights_bytes=engine.weights_bytes,
         arena_bytes=engine.arena.num_bytes,
         ops_backend=engine.ops.name,
-        load_seconds=load_seconds,
+        load_seconds=start_cost.seconds,
+        load_cpu_seconds=start_cost.cpu_seconds,
         transports=transports,
         num_parameters=engine.num_parameters,
     )
@@ -92,9 +90,22 @@ def memory_of(engine: Engine, *, host_cache_bytes: int) -> pb.MemoryAudit:
     )
 
 
-def process_age_s() -> float:
-    """Seconds since this process was started."""
-    return max(0.0, time.time() - psutil.Process().create_time())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartCost:
+    """Of a worker, from the start of its process to ready.
+
+    Attributes:
+        cpu_seconds: of all its threads: what other processes on the host change less than `seconds`.
+    """
+
+    seconds: float
+    cpu_seconds: float
+
+
+def start_cost() -> StartCost:
+    """Of this process, ready now."""
+    age_s = time.time() - psutil.Process().create_time()
+    return StartCost(seconds=max(0.0, age_s), cpu_seconds=time.process_time())
 
 
 def rss_bytes() -> int:

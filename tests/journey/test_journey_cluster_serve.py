@@ -32,7 +32,7 @@ MAX_ROUTER_BYTES = 200_000_000
 MAX_CLUSTER_BYTES = 2_500_000_000
 WORKER_KEYS = {
     "id", "role", "pid", "host", "address", "epoch", "state", "num_blocks_total", "num_blocks_free", "num_running",
-    "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds",
+    "num_waiting", "rss_bytes", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "load_cpu_seconds",
     "num_preempted", "host_cache_bytes", "num_moves_total", "num_recomputed_total",
 }
 TOKENS = (
@@ -115,6 +115,14 @@ def test_nothing_listens_beyond_this_host(cluster: Cluster) -> None:
     }
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}, listening
     assert listening
+
+
+def test_ray_runs_no_process_that_does_nothing_here(cluster: Cluster) -> None:
+    """One that names the methods otherwise that start them would start them all again."""
+    running = [" ".join(one.cmdline()) for one in psutil.Process(cluster.ready["pid"]).children(recursive=True)]
+    assert any("gcs_server" in command for command in running), running
+    for script in ("monitor.py", "log_monitor.py", "dashboard.py"):
+        assert not [command for command in running if script in command]
 
 
 def test_a_completion_is_what_one_process_gives(cluster: Cluster) -> None:

@@ -87,6 +87,7 @@ def check_identity(info: pb.WorkerInfo, pid: int, role: str) -> None:
     assert 8 * MIB <= info.arena_bytes <= 9 * MIB
     lived_s = time.time() - psutil.Process(pid).create_time() + 1  # the kernel counts a start in ticks
     assert 0 < info.load_seconds < lived_s
+    assert info.load_cpu_seconds > 0
     assert list(info.transports)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pd_engine.errors import FailedPrecondition, Internal, PdRelayError, from_code
+from pd_engine.service.importing import quick_imports
 from pd_engine.settings import RouterSettings, Settings
 from pd_ops.cluster.gpus import VISIBLE, gpu_of, visible_gpus
 from pd_ops.cluster.plan import Role
@@ -110,7 +111,7 @@ class WorkerActor:
         os.environ["OMP_NUM_THREADS"] = str(self._settings.engine.threads)
         if self._settings.engine.device == "cuda":
             self._take_gpu()
-        self._worker = _build_worker(self._role)(
+        self._worker = _import_worker(self._role)(
             self._settings, worker_id=self._worker_id, host=self._host or _host_in_ray(), secret=self._secret
         )
         started = await self._worker.start()
@@ -169,15 +170,16 @@ class WorkerActor:
         os._exit(1)
 
 
-def _build_worker(role: Role) -> type[PrefillWorker] | type[DecodeWorker]:
-    if role is Role.PREFILL:
-        from prefill_worker.worker import PrefillWorker
+def _import_worker(role: Role) -> type[PrefillWorker] | type[DecodeWorker]:
+    with quick_imports():
+        if role is Role.PREFILL:
+            from prefill_worker.worker import PrefillWorker
 
-        return PrefillWorker
-    assert role is Role.DECODE, role
-    from decode_worker.worker import DecodeWorker
+            return PrefillWorker
+        assert role is Role.DECODE, role
+        from decode_worker.worker import DecodeWorker
 
-    return DecodeWorker
+        return DecodeWorker
 
 
 class RouterActor:

@@ -1,9 +1,9 @@
 """Ray under a cluster: started here for this cluster alone, or joined where it already runs.
 
-A Ray of our own is small: no dashboard, no usage reports, the smallest object store (no request touches it), and just
-as many idle processes at the start as actors will need. It lives and dies with this process; a guardian sees to it if
-we are killed. It listens on the loopback address only, and lets nobody in without its token (its default for a cluster
-that `ray.init` starts).
+A Ray of our own is small: no dashboard, no usage reports, none of the processes that would do nothing for us, the
+smallest object store (no request touches it), and just as many idle processes at the start as actors will need. It
+lives and dies with this process; a guardian sees to it if we are killed. It listens on the loopback address only, and
+lets nobody in without its token (its default for a cluster that `ray.init` starts).
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ ENVIRONMENT = {
 # What Ray does on systems where it has no clusters of many hosts: it takes 127.0.0.1 for this host's address, and then
 # its processes listen nowhere else. (An address that is passed to ray.init is replaced by that of an interface.)
 OWN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+# Methods of Ray's node that start a process each: the autoscaler's monitor (no node is ever added), the monitor of log
+# files (`log_to_driver` is off), and the API server, waited for, which without a dashboard has usage reports only.
+# `ray.init` has no settings for them.
+UNUSED_PROCESSES = ("start_monitor", "start_log_monitor", "start_api_server")
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +108,12 @@ def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) ->
     try:
         if settings.ray_address is not None:
             return ray.init(address=settings.ray_address, **common)
-        return ray.init(
-            address="local", num_cpus=num_cpus, num_gpus=0, include_dashboard=False,
-            object_store_memory=settings.object_store_mib * 2**20,
-            _temp_dir=str(guard.directory), **common,
-        )
+        with _without_unused_processes(ray):
+            return ray.init(
+                address="local", num_cpus=num_cpus, num_gpus=0, include_dashboard=False,
+                object_store_memory=settings.object_store_mib * 2**20,
+                _temp_dir=str(guard.directory), **common,
+            )
     except Exception as error:  # whatever Ray raises: of a start that takes too long, a plain Exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if settings.ray_address is None:
@@ -119,6 +125,25 @@ def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) ->
             f"Ray could not be reached at {settings.ray_address}: {reason}; if it asks for a token, set "
             f"RAY_AUTH_MODE=token and have its token in ~/.ray/auth_token"
         ) from error
+
+
+@contextmanager
+def _without_unused_processes(ray: Any) -> Iterator[None]:
+    """A Ray that is started meanwhile has none of `UNUSED_PROCESSES`; one that names them otherwise has them all the
+    same, and serves."""
+    node = ray._private.node.Node
+    starts = {name: getattr(node, name) for name in UNUSED_PROCESSES if hasattr(node, name)}
+    for name in starts:
+        setattr(node, name, _start_nothing)
+    try:
+        yield
+    finally:
+        for name, start in starts.items():
+            setattr(node, name, start)
+
+
+def _start_nothing(*args: Any, **kwargs: Any) -> None:
+    """Instead of a process."""
 
 
 def _shut_down(ray: Any, guard: Guarded, grace_s: float) -> None:

@@ -117,6 +117,7 @@ def _worker_document(worker: api_pb2.WorkerStatus) -> Document:
         "num_blocks_free": worker.num_blocks_free, "num_running": worker.num_running,
         "num_waiting": worker.num_waiting, "rss_bytes": worker.rss_bytes, "weights_bytes": worker.weights_bytes,
         "arena_bytes": worker.arena_bytes, "ops_backend": worker.ops_backend, "load_seconds": worker.load_seconds,
+        "load_cpu_seconds": worker.load_cpu_seconds,
         "num_preempted": worker.num_preempted, "host_cache_bytes": worker.host_cache_bytes,
         "num_moves_total": worker.num_moves_total, "num_recomputed_total": worker.num_recomputed_total,
     }
@@ -130,7 +131,8 @@ def status_text(document: Document) -> str:
             worker["epoch"][:EPOCH_CHARS], worker["state"],
             f"{worker['num_blocks_free']}/{worker['num_blocks_total']}", worker["num_running"], worker["num_waiting"],
             worker["num_preempted"], mib(worker["rss_bytes"]), mib(worker["weights_bytes"]),
-            mib(worker["arena_bytes"]), worker["ops_backend"], f"{worker['load_seconds']:.1f} s",
+            mib(worker["arena_bytes"]), worker["ops_backend"],
+            f"{worker['load_seconds']:.1f} s ({worker['load_cpu_seconds']:.1f} CPU)",
         ]
         for worker in document["workers"]
     ]
