@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from pd_ops.bench.serve.prompt_costs import num_pairs, prompt_costs, stretches
+from pd_ops.bench.serve.diagnose import diagnose
+from pd_ops.bench.serve.prompt_costs import prompt_costs, stretches
 from pd_ops.bench.serve.record import Outcome, Record
+from pd_ops.bench.serve.request_parts import Part, num_pairs
 from pd_ops.sizing.cache import Prompt
 from pd_ops.sizing.cost_model import CostModel
 from pd_ops.sizing.fitting import fit
@@ -112,12 +114,28 @@ def test_prompts_with_a_worker_each_are_lone() -> None:
     assert [stretch.is_lone for stretch in stretches(two, 1)] == [False, True]
 
 
+def test_a_queue_of_others_is_left_out_and_one_of_these_is_in() -> None:
+    alone = replace(answered(asked(0, 1.0, 100), 2.0), queue_ms=700.0)
+    assert stretches([alone], 1)[0].busy_ms == pytest.approx(300)
+    second = replace(answered(asked(1, 1.5, 100), 3.0), queue_ms=700.0)
+    assert stretches([alone, second], 1)[0].busy_ms == pytest.approx(2000)
+
+
 def test_two_workers_share_what_is_waited_for() -> None:
     """Three prompts at once: two for 1 s, then the third for 1 s, beside nobody."""
     three = [answered(asked(0, 0.0, 100), 1.0), answered(asked(1, 0.0, 100), 1.0), answered(asked(2, 0.0, 100), 2.0)]
     [stretch] = stretches(three, 2)
     assert stretch.busy_ms == pytest.approx(3000)
     assert stretch.tokens == 300
+
+
+def test_prompts_that_are_alike_tell_no_doors() -> None:
+    """A worker is taken to be busy for all of the time: rather too few requests than a queue that cannot be."""
+    alike = served([asked(number, 10.0 * number, 500) for number in range(20)], first_come)
+    found = prompt_costs(alike, 1)
+    assert (found.tells_doors, found.door_ms, found.ms_per_pair) == (False, 0.0, 0.0)
+    assert found.ms_per_token * 500 == pytest.approx(DOOR_MS + 500 * TOKEN_MS + 125_000 * PAIR_MS)
+    assert prompt_costs(served(mixed(60, 30.0), first_come), 1).tells_doors
 
 
 def test_a_stall_of_the_machine_is_no_law() -> None:
@@ -128,6 +146,16 @@ def test_a_stall_of_the_machine_is_no_law() -> None:
     assert found.ms_per_token == pytest.approx(TOKEN_MS, rel=0.1)
     assert found.ms_per_pair == pytest.approx(PAIR_MS, rel=0.1)
     assert max(found.late) > 10
+
+
+def test_a_diagnosis_under_load_takes_waiting_for_neither_prompts_nor_doors() -> None:
+    records = served(mixed(120, 1.9), first_come)
+    made = example()
+    found = {one.part: one for one in diagnose(replace(made, records=tuple(records)))}
+    waited_s = sum(one.arrivals[0][0] - one.sent_s - compute_s(one) - DOOR_MS / 1e3 for one in records)
+    total_s = sum(one.end_s - one.sent_s for one in records)
+    assert found[Part.QUEUE].share == pytest.approx(waited_s / total_s, abs=0.03)
+    assert found[Part.PREFILL].share == pytest.approx(sum(map(compute_s, records)) / total_s, abs=0.03)
 
 
 TRUTH = CostModel(

@@ -132,6 +132,8 @@ def _limit(prompts: PromptCosts, records: Sequence[Record]) -> str:
     if prompts.num_stretches < FEWEST_STRETCHES:
         return (f"prompts were waited for almost all the time: {len(records)} in {prompts.num_stretches} stretches, "
                 f"{FEWEST_STRETCHES} are needed to tell doors, tokens and contexts apart; measure at a lower rate")
+    if not prompts.tells_doors:
+        return "prompts were too much alike to tell what hangs on their length: all of it is taken to"
     return ""
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pd_engine.errors import InvalidArgument
+from pd_ops.bench.serve.prompt_costs import FEWEST_STRETCHES, prompt_costs
+from pd_ops.bench.serve.record import Record
 from pd_ops.bench.serve.request_parts import Part, Rate, Times, cut, prefill_rate, uncached_tokens
 from pd_ops.bench.serve.result import Result
 from pd_ops.bench.serve.summary import Targets
@@ -55,7 +57,7 @@ def diagnose(result: Result) -> list[Finding]:
             f"{result.path}: a diagnosis needs its records.jsonl with at least {FEWEST} finished requests, "
             f"there are {len(known)}"
         )
-    rate = prefill_rate(known)
+    rate = _rate(result, known)
     times = [cut(record, rate) for record in known]
     evidence: dict[Part, Callable[[], tuple[str, ...]]] = {
         Part.QUEUE: lambda: _queue(times), Part.ROOM: lambda: _room(result),
@@ -63,6 +65,18 @@ def diagnose(result: Result) -> list[Finding]:
         Part.DECODE: lambda: _decode(times), Part.ROUTER: lambda: _router(times, rate),
     }
     return [_finding(part, evidence[part](), times, result.targets) for part in Part]
+
+
+def _rate(result: Result, known: Sequence[Record]) -> Rate:
+    """By how long prompts kept prefill workers busy, of a pd-relay that was idle now and then; else a line through
+    first tokens, less the queue that was told."""
+    topology = result.identity.get("topology") or {}
+    num_workers = topology.get("prefill") or topology.get("decode")
+    if isinstance(num_workers, int) and num_workers > 0 and all(record.queue_ms is not None for record in known):
+        costs = prompt_costs(known, num_workers)
+        if costs.num_stretches >= FEWEST_STRETCHES and costs.tells_doors:
+            return Rate(fixed_ms=costs.door_ms, ms_per_token=costs.ms_per_token, ms_per_pair=costs.ms_per_pair)
+    return prefill_rate(known)
 
 
 def largest(findings: Sequence[Finding]) -> Finding:
@@ -129,9 +143,10 @@ def _room(result: Result) -> tuple[str, ...]:
 
 def _prefill(times: Sequence[Times], rate: Rate) -> tuple[str, ...]:
     tokens = [uncached_tokens(one.record) for one in times]
-    if not rate.ms_per_token:
+    total_ms = sum(rate.prompt_ms(one.record) for one in times)
+    if not total_ms:
         return ("first tokens did not come later for longer prompts",)
-    return (f"{1e3 / rate.ms_per_token:,.0f} uncached prompt tokens a second, as first tokens show; "
+    return (f"{1e3 * sum(tokens) / total_ms:,.0f} uncached prompt tokens a second, as first tokens show; "
             f"{statistics.mean(tokens):,.0f} a request",)
 
 

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pd_ops.bench.serve.record import Record
-from pd_ops.bench.serve.request_parts import uncached_tokens
+from pd_ops.bench.serve.request_parts import num_pairs, served_ttft_ms, uncached_tokens
 
 FEWEST_STRETCHES = 8  # to tell doors, tokens and pairs apart
+MAX_CONDITION = 1e3   # of what is told apart: beyond it prompts are too much alike
 FAR = 3.0             # times the median distance to the fit: what is farther pulls no more than what is as far
 NUM_ROUNDS = 20       # of weighing anew
 
@@ -50,6 +51,7 @@ class PromptCosts:
     Attributes:
         late: by how much later than that first tokens of lone prompts came, over the root of what they should take.
         num_stretches: that were seen.
+        tells_doors: prompts were different enough to tell what hangs on them from what does not; else all does.
     """
 
     door_ms: float
@@ -57,6 +59,7 @@ class PromptCosts:
     ms_per_pair: float
     late: tuple[float, ...]
     num_stretches: int
+    tells_doors: bool
 
 
 def prompt_costs(records: Sequence[Record], num_workers: int) -> PromptCosts:
@@ -69,7 +72,7 @@ def prompt_costs(records: Sequence[Record], num_workers: int) -> PromptCosts:
     seen = stretches(records, num_workers)
     columns = np.array([(one.num_doors, one.tokens, one.pairs) for one in seen], dtype=np.float64)
     ms = np.array([one.busy_ms for one in seen])
-    kept = (0, 1, 2) if len(seen) >= FEWEST_STRETCHES else (0, 1) if len(seen) >= 3 else (1,)
+    kept = _told_apart(columns, ms)
     costs = _solve(columns, ms, kept)
     expected = np.maximum(columns @ costs, 1.0)
     late = tuple(
@@ -77,11 +80,14 @@ def prompt_costs(records: Sequence[Record], num_workers: int) -> PromptCosts:
         if one.is_lone
     )
     door, token, pair = (float(cost) for cost in costs)
-    return PromptCosts(door_ms=door, ms_per_token=token, ms_per_pair=pair, late=late, num_stretches=len(seen))
+    return PromptCosts(
+        door_ms=door, ms_per_token=token, ms_per_pair=pair, late=late, num_stretches=len(seen), tells_doors=0 in kept
+    )
 
 
 def stretches(records: Sequence[Record], num_workers: int) -> list[Stretch]:
-    """Some after the other. What several workers had to share is taken as if none of them was idle meanwhile."""
+    """Some after the other. What several workers had to share is taken as if none of them was idle meanwhile. Where the
+    router told a prompt of a queue that has none of these before it, others stood there."""
     found: list[list[Record]] = []
     end_s = -math.inf
     for record in sorted(records, key=lambda one: one.sent_s):
@@ -94,6 +100,9 @@ def stretches(records: Sequence[Record], num_workers: int) -> list[Stretch]:
 
 def _stretches_of(together: Sequence[Record], num_workers: int) -> list[Stretch]:
     """Prompts that never were more than the workers had one each: every one is a stretch."""
+    if len(together) == 1:
+        [one] = together
+        return [_stretch(together, max(0.0, served_ttft_ms(one) - (one.queue_ms or 0.0)) / 1e3, num_doors=1)]
     changes = sorted([(one.sent_s, 1) for one in together] + [(one.arrivals[0][0], -1) for one in together])
     num_open = most_open = 0
     busy_s, before_s = 0.0, changes[0][0]
@@ -103,7 +112,7 @@ def _stretches_of(together: Sequence[Record], num_workers: int) -> list[Stretch]
         num_open += change
         most_open = max(most_open, num_open)
     if most_open <= num_workers:
-        return [_stretch([one], one.arrivals[0][0] - one.sent_s, num_doors=1) for one in together]
+        return [_stretch([one], served_ttft_ms(one) / 1e3, num_doors=1) for one in together]
     return [_stretch(together, busy_s, num_doors=num_workers)]
 
 
@@ -114,9 +123,14 @@ def _stretch(records: Sequence[Record], busy_s: float, *, num_doors: int) -> Str
     )
 
 
-def num_pairs(record: Record) -> float:
-    """Of each token to compute with every one before it, cached or not."""
-    return (record.prompt_tokens**2 - (record.num_cached_tokens or 0) ** 2) / 2
+def _told_apart(columns: Floats, ms: Floats) -> tuple[int, ...]:
+    """Columns of which there are enough rows, different enough from each other."""
+    rows = columns / np.sqrt(np.maximum(ms, 1.0))[:, None]
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=0), 1e-12)
+    for kept, fewest in (((0, 1, 2), FEWEST_STRETCHES), ((0, 1), 3)):
+        if len(ms) >= fewest and float(np.linalg.cond(rows[:, kept])) <= MAX_CONDITION:
+            return kept
+    return (1,)
 
 
 def _solve(columns: Floats, ms: Floats, kept: Sequence[int]) -> Floats:

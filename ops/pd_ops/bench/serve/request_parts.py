@@ -31,10 +31,16 @@ class Part(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """First tokens as a line over uncached prompt tokens: `fixed_ms` + `ms_per_token` each."""
+    """First tokens over what their prompts had to compute: `fixed_ms` + `ms_per_token` of uncached ones + `ms_per_pair`
+    of each of these with every token before it."""
 
     fixed_ms: float
     ms_per_token: float
+    ms_per_pair: float = 0.0
+
+    def prompt_ms(self, record: Record) -> float:
+        """Without the fixed part."""
+        return self.ms_per_token * uncached_tokens(record) + self.ms_per_pair * num_pairs(record)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +60,7 @@ def prefill_rate(records: Sequence[Record]) -> Rate:
     tenth that waited least, since a queue makes first tokens later and never earlier. Of a few requests only a rate is
     told, and nothing fixed: no line through them can be trusted."""
     chosen = records[:: -(-len(records) // MAX_POINTS)]
-    points = [(uncached_tokens(one), max(0.0, _served_ttft(one) - (one.queue_ms or 0.0))) for one in chosen]
+    points = [(uncached_tokens(one), max(0.0, served_ttft_ms(one) - (one.queue_ms or 0.0))) for one in chosen]
     share = 0.5 if all(one.queue_ms is not None for one in chosen) else 0.1
     if len(points) < FEWEST_FOR_A_LINE:
         rates = sorted(y / x for x, y in points if x)
@@ -77,9 +83,9 @@ def _misfit(points: Sequence[tuple[int, float]], slope: float, fixed: float, sha
 def cut(record: Record, rate: Rate) -> Times:
     """A request's time by part. Without a queue time from the endpoint, the queue is what its prompt's own computation
     and the fixed part do not explain."""
-    ttft = _served_ttft(record)
+    ttft = served_ttft_ms(record)
     fixed = min(ttft, rate.fixed_ms)
-    prefill = min(ttft - fixed, rate.ms_per_token * uncached_tokens(record))
+    prefill = min(ttft - fixed, rate.prompt_ms(record))
     queue = ttft - fixed - prefill
     gap, steps = _after_first(record)
     return Times(record=record, parts={
@@ -88,13 +94,18 @@ def cut(record: Record, rate: Rate) -> Times:
     })
 
 
-def _served_ttft(record: Record) -> float:
+def served_ttft_ms(record: Record) -> float:
     """From when it was sent."""
     return max(0.0, 1e3 * (record.arrivals[0][0] - record.sent_s))
 
 
 def uncached_tokens(record: Record) -> int:
     return record.prompt_tokens - (record.num_cached_tokens or 0)
+
+
+def num_pairs(record: Record) -> float:
+    """Of each token to compute with every one before it, cached or not."""
+    return (record.prompt_tokens**2 - (record.num_cached_tokens or 0) ** 2) / 2
 
 
 def _after_first(record: Record) -> tuple[float, float]:
