@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from kv_transfer.destination_state import Fetch, LeaseRecord
 
@@ -11,7 +11,8 @@ MAX_FETCHES_A_LEASE = 4
 
 
 class FetchTurns:
-    """All fetches of a destination.
+    """All fetches of a destination. A source has no more bytes in flight than it leaves to the others, so those that
+    are stalled never take all of the budget.
 
     Args:
         max_bytes_in_flight: of all fetches together, those of ended leases included.
@@ -25,6 +26,7 @@ class FetchTurns:
         self._fetch_bytes = fetch_bytes
         self._turns: deque[LeaseRecord] = deque()  # next one first
         self._in_flight: dict[int, Fetch] = {}
+        self._num_bytes_of: Counter[str] = Counter()  # in flight, by the source's epoch
         self._num_fetches = 0
         self.num_bytes_in_flight = 0
 
@@ -47,7 +49,7 @@ class FetchTurns:
         for _ in range(len(self._turns)):
             lease = self._turns[0]
             self._turns.rotate(-1)
-            fetch = self._take(lease, max(room, 1))
+            fetch = self._take(lease, self._share(lease, room))
             if fetch is not None:
                 return fetch
         return None
@@ -56,10 +58,21 @@ class FetchTurns:
         """It cannot write any more."""
         del self._in_flight[fetch.number]
         self.num_bytes_in_flight -= fetch.batch.num_bytes
+        epoch = _epoch(fetch.lease)
+        self._num_bytes_of[epoch] -= fetch.batch.num_bytes
+        if not self._num_bytes_of[epoch]:
+            del self._num_bytes_of[epoch]
         del fetch.lease.fetches[fetch.number]
 
+    def _share(self, lease: LeaseRecord, room: int) -> int:
+        """Of the room, what the lease's source may take; 0: nothing now."""
+        own = self._num_bytes_of[_epoch(lease)]
+        if own and room - own < self._max_piece_bytes:
+            return 0
+        return max(room - own, 1)
+
     def _take(self, lease: LeaseRecord, room: int) -> Fetch | None:
-        if not lease.may_have_pieces or len(lease.fetches) >= MAX_FETCHES_A_LEASE:
+        if not room or not lease.may_have_pieces or len(lease.fetches) >= MAX_FETCHES_A_LEASE:
             return None
         assert lease.pieces is not None
         batch = lease.pieces.take(max_bytes=min(self._fetch_bytes, room))
@@ -73,4 +86,10 @@ class FetchTurns:
         )
         lease.fetches[fetch.number] = self._in_flight[fetch.number] = fetch
         self.num_bytes_in_flight += batch.num_bytes
+        self._num_bytes_of[_epoch(lease)] += batch.num_bytes
         return fetch
+
+
+def _epoch(lease: LeaseRecord) -> str:
+    assert lease.source is not None, f"{lease.key} is not pulled"
+    return lease.source.epoch

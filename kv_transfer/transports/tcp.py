@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 
 import numpy as np
@@ -102,6 +104,7 @@ class TcpConnection:
         self._epoch = epoch
         self._idle: list[_Stream] = []
         self._may_fetch = asyncio.Semaphore(NUM_STREAMS)
+        self._waiting: dict[asyncio.Timeout, float] = {}  # of fetches without a stream: in how many seconds
         self._executor = ThreadPoolExecutor(max_workers=NUM_STREAMS, thread_name_prefix="kv-tcp")
         self._unfinished: dict[asyncio.Future[Fetched], _Stream] = {}
         self._numbers = itertools.count(1)
@@ -123,7 +126,7 @@ class TcpConnection:
 
     async def fetch(self, spans: Spans, *, token: str, timeout_s: float) -> Fetched:
         try:
-            async with asyncio.timeout(timeout_s), self._may_fetch:
+            async with asyncio.timeout(timeout_s) as limit, self._turn(limit, timeout_s):
                 stream = self._take_idle() or await self._open(token, timeout_s)
                 if self._is_closed:
                     stream.sock.close()
@@ -153,6 +156,21 @@ class TcpConnection:
             stream.sock.close()
         self._idle.clear()
         self._executor.shutdown(wait=False)  # its threads have no jobs any more, and end at once
+
+    @asynccontextmanager
+    async def _turn(self, limit: asyncio.Timeout, timeout_s: float) -> AsyncIterator[None]:
+        """A stream's turn. Who waits for one waits as long as others get something: over a slow link that takes its
+        time, and is no stalled peer."""
+        self._waiting[limit] = timeout_s
+        try:
+            await self._may_fetch.acquire()
+        finally:
+            del self._waiting[limit]
+        try:
+            _begin_anew(limit, timeout_s)
+            yield
+        finally:
+            self._may_fetch.release()
 
     async def _open(self, token: str, timeout_s: float) -> _Stream:
         sock = await connect(
@@ -190,8 +208,15 @@ class TcpConnection:
         if is_intact and not stream.is_stopped:
             stream.used_s = asyncio.get_running_loop().time()
             self._idle.append(stream)
+            for limit, timeout_s in self._waiting.items():
+                _begin_anew(limit, timeout_s)
         else:
             stream.sock.close()
+
+
+def _begin_anew(limit: asyncio.Timeout, timeout_s: float) -> None:
+    if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
 
 
 class _Exchange:

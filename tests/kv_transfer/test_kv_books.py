@@ -127,13 +127,13 @@ def test_reserve_is_idempotent_and_takes_all_or_nothing() -> None:
     pool.check_integrity()
 
 
-def started(world: World, num_tokens: int = 20) -> JourneyKey:
+def started(world: World, num_tokens: int = 20, *, source: int = 0) -> JourneyKey:
     """A handoff whose pieces are all announced."""
     key = JourneyKey(world.new_journey(num_tokens), 1)
     world.reserve(key, 0)
-    world.begin(key, 0)
+    world.begin(key, source)
     world.pull(key)
-    world.compute_all(world.sources[0].jobs[key])
+    world.compute_all(world.sources[source].jobs[key])
     for _ in range(4):
         network.deliver(world, next(stream for stream in world.streams if stream.lease.key == key))
     return key
@@ -150,6 +150,24 @@ def test_handoffs_take_turns() -> None:
         order.append(fetch.lease.key)
         book.quiesced(fetch)
     assert order == keys, "each once before anyone twice"
+    world.dispose()
+
+
+def test_a_stalled_source_leaves_room_for_others() -> None:
+    """However many handoffs it has, and although none of its fetches ends."""
+    world = World()
+    for _ in range(3):
+        started(world, 8)
+    book = world.destinations[0].book
+    stalled = list(iter(book.next_fetch, None))
+    assert stalled
+    key = started(world, 8, source=1)
+    fetch = book.next_fetch()
+    assert fetch is not None
+    assert fetch.lease.key == key
+    for each in (*stalled, fetch):
+        book.quiesced(each)
+    assert book.num_bytes_in_flight == 0
     world.dispose()
 
 

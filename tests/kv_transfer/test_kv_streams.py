@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kv_transfer.transport import Authorize
-from kv_transfer.transports import stream_book, streams
+from kv_transfer.transport import Authorize, Fetched
+from kv_transfer.transports import stream_book, streams, tcp
 from kv_transfer.transports.handshake import connect
 from kv_transfer.transports.stream_book import Phase, Stream, crowded_out
 from kv_transfer.transports.streams import StreamPort
 from kv_transfer.transports.tcp_frames import RANGE, REPLY, REQUEST, Status
+from pd_engine.errors import DeadlineExceeded
+from pd_kernels.block_stream import receive_and_checksum_pieces
 from support.handoffs import SECRET
 from support.leaks import assert_nothing_left, until
 from support.transport_cases import EPOCH, TIMEOUT_S, Pair, transport_pair
@@ -207,4 +211,36 @@ async def test_a_puller_opens_anew_what_the_source_has_hung_up_on() -> None:
                 stream.cut()
             await until(lambda: port_of(pair).num_streams == 0)
         assert connection.usable
+        await connection.close()
+
+
+async def test_who_waits_for_a_stream_waits_as_long_as_others_get_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a slow link many fetches may be under way, and none of them is stalled."""
+    may_go_on = threading.Semaphore(0)
+
+    def receive_late(*arguments: Any) -> Any:
+        assert may_go_on.acquire(timeout=TIMEOUT_S)
+        return receive_and_checksum_pieces(*arguments)
+
+    monkeypatch.setattr(tcp, "NUM_STREAMS", 1)
+    async with assert_nothing_left(except_files="memfd"), transport_pair("tcp") as pair:
+        pair.pull._receive = receive_late  # type: ignore[attr-defined]
+        connection: Any = await pair.connect()
+
+        def fetch(timeout_s: float) -> asyncio.Task[Fetched]:
+            return asyncio.create_task(
+                connection.fetch(pair.spans([(0, 1, 1, 0, 16)]), token=pair.new_token(), timeout_s=timeout_s)
+            )
+
+        first, second, last = fetch(TIMEOUT_S), fetch(TIMEOUT_S), fetch(TIMEOUT_S)
+        with pytest.raises(DeadlineExceeded):
+            await fetch(0.001)  # nobody gets anything
+        limits = list(connection._waiting)
+        began_s = [limit.when() for limit in limits]
+        assert len(limits) == 2
+        may_go_on.release()
+        await first
+        assert [limit.when() for limit in limits] > began_s
+        may_go_on.release(2)
+        await asyncio.gather(second, last)
         await connection.close()

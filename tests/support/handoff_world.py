@@ -26,7 +26,7 @@ from support.handoff_sides import Destination, Job, Parts, Source, Stream, Trans
 LEASE_MS = 1_000
 LEASE_S = LEASE_MS / 1000
 NUM_BLOCKS = 14
-MAX_BYTES_IN_FLIGHT = 200
+MAX_BYTES_IN_FLIGHT = 300
 FETCH_BYTES = 100
 
 
