@@ -14,8 +14,9 @@ from contextlib import AsyncExitStack, closing
 
 import numpy as np
 
-from kv_transfer.transport import Connection
+from kv_transfer.transport import Connection, runs_of
 from kv_transfer.transports import pull_transports
+from kv_transfer.transports.tcp import NUM_STREAMS
 from pd_engine.cache.arena import Arena
 from pd_engine.errors import DataLoss
 from pd_engine.settings import TransferSettings
@@ -29,6 +30,7 @@ from pd_ops.bench.moving_source import EPOCH, HOST, TOKEN
 
 TIMEOUT_S = 30.0
 COPY, BARE_SOCKET = "copy", "bare socket"
+AT_A_TIME = {"tcp": NUM_STREAMS}
 ACROSS_HOSTS = ("tcp",)  # compared with a bare socket; the others with a copy
 ACROSS_PROCESSES = (*ACROSS_HOSTS, BARE_SOCKET, "nixl")  # who waits for others: only the wall clock tells how long
 
@@ -122,14 +124,18 @@ class CasePuller:
         receive_views(self._bare, views_of(self._arena.buffer, self._spans.offsets, self._spans.lengths))
 
     async def _fetch(self, name: str, checksums: bool) -> None:
-        fetched = await self._connections[name, checksums].fetch(self._spans, token=TOKEN, timeout_s=TIMEOUT_S)
+        """One fetch for each that the transport has under way at a time, as a destination asks for several batches."""
+        connection, spans = self._connections[name, checksums], self._spans
+        most_bytes = -(-spans.num_bytes // AT_A_TIME.get(name, 1))
+        parts = [spans.part(run) for run in runs_of(spans.lengths, most_bytes)]
+        fetched = await asyncio.gather(*(connection.fetch(part, token=TOKEN, timeout_s=TIMEOUT_S) for part in parts))
         if not checksums:
             return
-        got = fetched.checksums
-        if got is None:
+        sums = [each.checksums for each in fetched if each.checksums is not None]
+        if not sums:
             octets = np.frombuffer(self._arena.buffer, dtype=np.uint8)
-            got = await asyncio.to_thread(range_checksums, octets, self._spans.offsets, self._spans.lengths)
-        if not np.array_equal(got, self._checksums):
+            sums = [await asyncio.to_thread(range_checksums, octets, spans.offsets, spans.lengths)]
+        if not np.array_equal(np.concatenate(sums), self._checksums):
             raise DataLoss(f"{name}: what arrived has other checksums than what was sent")
 
 

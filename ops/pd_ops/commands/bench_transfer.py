@@ -85,8 +85,8 @@ def command(
 
 
 _STATISTIC = (
-    "rows: best round of each side, by the wall clock for tcp, by CPU time for shared memory and its copy; handoffs: "
-    "medians, by the wall clock"
+    "rows: best round of each side, by the wall clock for tcp (pieces in one fetch for each of its streams), by CPU "
+    "time for shared memory and its copy; handoffs: medians, by the wall clock"
 )
 
 
