@@ -67,6 +67,17 @@ def test_two_prompts_share_a_prefill_worker_by_the_planner_of_chunks() -> None:
     assert long.ttft_ms == pytest.approx((1024 + 64) * 0.5 + 3)
 
 
+def test_a_prompt_that_waits_at_the_router_cannot_go_beside_the_one_before_it() -> None:
+    """4,000 tokens take 2 s: more than the line lets wait at a worker, so the short one comes when they are done."""
+    ttft_ms = {}
+    for max_queued_ms in (1000.0, 5000.0):
+        long, short = traveller(0.0, 4000, 1), traveller(0.3, 64, 1)
+        World(replace(POOLS, max_queued_ms=max_queued_ms), COST, [long, short]).run()
+        ttft_ms[max_queued_ms] = short.ttft_ms
+    assert ttft_ms[1000.0] > 1500
+    assert ttft_ms[5000.0] < 400
+
+
 def test_a_batch_steps_together() -> None:
     together = [traveller(0.0, 10, 50) for _ in range(4)]
     found = run(POOLS, together)

@@ -67,6 +67,9 @@ def command(
     local_tokens: Annotated[
         int | None, typer.Option(min=0, help="router.local_prefill_tokens; default: the replayed result's, or 64.")
     ] = None,
+    max_queued_ms: Annotated[
+        float | None, typer.Option(min=0, help="router.max_prefill_queue_ms; default: the replayed result's, or 2000.")
+    ] = None,
     ttft_target_ms: Annotated[float, typer.Option(min=0, help="A good request has its first token by then.")] = TTFT_MS,
     itl_target_ms: Annotated[float, typer.Option(min=0, help="And no more than this between tokens.")] = ITL_MS,
     refuse: Annotated[bool, typer.Option("--refuse", help="The router refuses by the targets.")] = False,
@@ -101,8 +104,9 @@ def command(
     study, load = _study(
         costs, measured, plan, max_context=max_context, cache_tokens=cache_tokens, seed=seed, cell_workers=cell_workers,
         failures=tuple(parse_failure(text, back_after_s=back_after) for text in fail or ()),
-        chosen={"chunk_tokens": chunk_tokens, "max_batch": max_batch, "local_tokens": local_tokens, "refuses": refuse,
-                "ttft_target_ms": ttft_target_ms, "itl_target_ms": itl_target_ms},
+        chosen={"chunk_tokens": chunk_tokens, "max_batch": max_batch, "local_tokens": local_tokens,
+                "max_queued_ms": max_queued_ms, "refuses": refuse, "ttft_target_ms": ttft_target_ms,
+                "itl_target_ms": itl_target_ms},
     )
     rows: list[Document] = []
     for prefill, decode in _chosen(pools, workers, measured):
