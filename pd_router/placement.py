@@ -6,7 +6,7 @@ then the first by name. The two are chosen apart: what moves between them is cha
 Local prefill, where the decode worker computes the prompt itself, is taken
 - for a short rest of a prompt whose beginning it has cached, or fetches from who has it, where that costs less than the
   pair (`num_local_tokens`);
-- for every prompt while no prefill worker is ready (`may_degrade`);
+- for every prompt while no prefill worker is ready, and for one that has failed at every one that is (`may_degrade`);
 - where the request names a decode worker to compute its prompt.
 """
 
@@ -170,11 +170,22 @@ def _has_no_prefill(snapshot: Snapshot) -> bool:
 
 
 def is_local_only(request: PlacementRequest, snapshot: Snapshot) -> bool:
-    """Whether nobody but a decode worker may compute the prompt: one is named, or no prefill worker is left."""
+    """Whether nobody but a decode worker may compute the prompt: one is named, or no prefill worker is left that
+    has not failed it."""
     offering = offering_local(snapshot)
     if request.pinned_prefill:
         return any(worker.worker_id == request.pinned_prefill for worker in offering)
-    return request.may_degrade and bool(offering) and _has_no_prefill(snapshot)
+    if not request.may_degrade or not offering:
+        return False
+    return _has_no_prefill(snapshot) or (
+        bool(request.avoided) and _has_failed_everywhere(request, snapshot)
+        and bool(_usable_decode(request, offering, request.num_local_blocks))
+    )
+
+
+def _has_failed_everywhere(request: PlacementRequest, snapshot: Snapshot) -> bool:
+    """One that dies may seem ready for a moment: attempts are not spent on it where a decode worker can do its work."""
+    return all(worker.worker_id in request.avoided for worker in snapshot.prefill if worker.ready and worker.expected)
 
 
 def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView], num_blocks: int) -> list[WorkerView]:

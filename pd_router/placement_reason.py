@@ -11,7 +11,7 @@ class Reason(Enum):
     """Of who computes the prompt."""
 
     NAMED = "named"  # the request names the worker
-    DEGRADED = "degraded"  # a decode worker, as no prefill worker is ready
+    DEGRADED = "degraded"  # a decode worker, as no prefill worker is ready that has not failed it
     SHORT_REST = "short_rest"  # a decode worker has all but a short rest of it cached
     FETCHED = "fetched"  # the worker takes its beginning from another one's cache
     CACHED = "cached"  # the worker has its beginning cached
@@ -23,7 +23,8 @@ def reason_of(placement: Placement) -> Reason:
     if placement.request.pinned_prefill:
         return Reason.NAMED
     if placement.kind is PrefillKind.LOCAL:
-        has_prefill = any(worker.ready for worker in placement.snapshot.prefill)
+        avoided = placement.request.avoided
+        has_prefill = any(worker.ready and worker.worker_id not in avoided for worker in placement.snapshot.prefill)
         return Reason.SHORT_REST if has_prefill else Reason.DEGRADED
     if placement.prefix is not None:
         return Reason.FETCHED

@@ -84,10 +84,11 @@ def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is
         and request.pinned_prefill in ("", w.worker_id)
     }
     has_prefill = any(w.ready and w.expected for w in snapshot.prefill)
+    has_other = any(w.ready and w.expected and w.worker_id not in request.avoided for w in snapshot.prefill)
     decision = place(request, snapshot)
     if isinstance(decision, Refusal):
         assert not {"decode": decode, "prefill": prefill, "local": local}[decision.role]
-        if not request.pinned_prefill and not has_prefill and request.may_degrade:
+        if not request.pinned_prefill and not has_other and request.may_degrade:
             assert not local
         assert decision.kind is not RefusalKind.NO_ROOM or snapshot.prefill or snapshot.decode
         return
@@ -100,7 +101,7 @@ def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is
     if decision.kind is PrefillKind.LOCAL:
         assert decision.prefill_worker == decision.decode_worker
         assert decision.decode_worker in local
-        if has_prefill and not request.pinned_prefill:
+        if not request.pinned_prefill and (has_other or not request.may_degrade):
             num_held = snapshot.held.get(decision.prefill_worker, 0)
             if decision.prefix is not None:
                 num_held = decision.prefix.num_blocks

@@ -98,6 +98,19 @@ async def test_a_lease_outlives_the_prefill_worker_and_the_prompt_is_computed_th
         assert [name for name, _ in attempts].count("ComputePrompt") == 1
 
 
+@pytest.mark.parametrize("max_tokens", [1, 20])
+async def test_a_prompt_that_its_only_prefill_worker_fails_is_computed_by_a_decode_worker(max_tokens: int) -> None:
+    """At the next attempt: one that dies may seem ready until its loss is seen, and would use up the others."""
+    async with router_lab(settings(router={"max_attempts": 2}), **OFFERED) as lab:
+        lab.prefill[0].faults.prefill = [Unavailable("busy dying")] * 2
+        complete = await lab.generate(max_tokens=max_tokens)
+        assert list(complete.output_ids) == ANSWER[:max_tokens]
+        assert complete.local_prefill.worker == "decode-0"
+        assert names(lab.prefill[0]) == ["Prefill"]
+        lab.prefill[0].faults.prefill.clear()
+        assert (await lab.generate()).HasField("handoff"), "it is there for others"
+
+
 @pytest.mark.parametrize("index", [0, 1, 7])
 async def test_a_decode_worker_that_dies_while_it_serves_alone_is_replaced(index: int) -> None:
     """Before its first token, or later: another one computes prompt and emitted tokens."""

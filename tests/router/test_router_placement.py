@@ -295,6 +295,21 @@ def test_without_a_prefill_worker_decode_workers_compute_prompts_unless_they_are
     assert kind_of(place(REQUEST, snapshot([worker("p")], local))) is PrefillKind.REMOTE
 
 
+def test_a_prompt_that_has_failed_at_every_prefill_worker_is_computed_at_a_decode_worker_that_can() -> None:
+    local, failed = [worker("d", local_prefill_ms_per_token=5.0)], replace(REQUEST, avoided=frozenset({"p"}))
+    there = snapshot([worker("p"), worker("gone", ready=False)], local)
+    assert kind_of(place(failed, there)) is PrefillKind.LOCAL
+    assert placed(place(replace(failed, num_decode_blocks=0), there)) == ("d", "d")
+    for request, pools in (
+        (failed, snapshot([worker("p"), worker("q", prefill_ms_per_token=99.0)], local)),
+        (replace(failed, num_decode_blocks=0), snapshot([worker("p")], [replace(local[0], num_blocks_free=6)])),
+        (failed, snapshot([worker("p")], [worker("d")])),
+        (replace(failed, may_degrade=False), there),
+        (replace(failed, pinned_prefill="p"), there),
+    ):
+        assert kind_of(place(request, pools)) is PrefillKind.REMOTE
+
+
 def test_a_decode_worker_that_is_named_computes_the_prompt() -> None:
     local = [worker("d0", local_prefill_ms_per_token=5.0), worker("d1", local_prefill_ms_per_token=99.0), worker("d2")]
     pools = snapshot([worker("p")], local)
