@@ -36,7 +36,6 @@ from pd_engine.service.identity import (
     limits_of,
     max_speculate,
     prefix_cache,
-    rss_bytes,
     start_cost,
     worker_info,
 )
@@ -192,7 +191,7 @@ class DecodeWorker:
             num_blocks_total=engine.pool.num_blocks,
             num_leases=destination.num_leases,
             num_pins=source.num_pins,
-            rss_bytes=rss_bytes(),
+            rss_bytes=self._around.rss_bytes(),
             itl_ms=core.steps.itl_ms,
             queued_prefill_tokens=core.local.num_queued_tokens,
             prefill_tokens_per_s=core.local.tokens_per_s.value,

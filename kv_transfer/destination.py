@@ -266,4 +266,4 @@ class HandoffDestination:
         if self._sweep is None or self._sweep.done():  # no lease waits for a connection that is slow to close
             if self._sweep is not None:
                 self._sweep.result()
-            self._sweep = self._start(self._peers.sweep(), "kv-sweep")
+            self._sweep = None if self._peers.is_empty else self._start(self._peers.sweep(), "kv-sweep")

@@ -111,6 +111,11 @@ class Peers:
         link.num_pulls -= 1
         link.used_s = self._clock()
 
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to sweep."""
+        return not self._links and not self._channels
+
     async def sweep(self) -> None:
         """Closes what is broken or has been idle for long."""
         too_old_s = self._clock() - IDLE_S

@@ -20,7 +20,7 @@ from pd_engine.engine import Engine
 from pd_engine.model.checkpoint import resolve_model
 from pd_engine.service.client import connect
 from pd_engine.service.compute import Compute, ComputeThread, Core
-from pd_engine.service.identity import memory_of
+from pd_engine.service.identity import memory_of, rss_bytes
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.service.server import build_server
 from pd_engine.settings import Settings
@@ -69,6 +69,9 @@ class Surroundings(Protocol):
     def memory(self, engine: Engine, *, host_cache_bytes: int) -> pb.MemoryAudit:
         """As `memory_of`."""
 
+    def rss_bytes(self) -> int:
+        """Resident memory of this process."""
+
     def source_transports(self) -> Sequence[SourceTransport]: ...
 
     def pull_transports(self, arena: Arena) -> Sequence[PullTransport]: ...
@@ -84,6 +87,7 @@ class ProcessSurroundings:
     new_id: NewId = staticmethod(random_id)
     publisher = Publisher
     memory = staticmethod(memory_of)
+    rss_bytes = staticmethod(rss_bytes)
 
     def __init__(self, settings: Settings, *, secret: str, host: str, steps: Steps = THE_MODEL) -> None:
         self.steps = steps

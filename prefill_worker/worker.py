@@ -26,7 +26,6 @@ from pd_engine.service.identity import (
     limits_of,
     max_speculate,
     prefix_cache,
-    rss_bytes,
     start_cost,
     worker_info,
 )
@@ -193,7 +192,7 @@ class PrefillWorker:
             queued_prefill_tokens=core.jobs.num_queued_tokens,
             num_leases=destination.num_leases,
             num_pins=source.num_pins,
-            rss_bytes=rss_bytes(),
+            rss_bytes=self._around.rss_bytes(),
             prefill_tokens_per_s=core.tokens_per_s.value,
             num_streams=core.num_callers,
             num_quarantined_blocks=engine.pool.num_quarantined,

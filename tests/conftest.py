@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,6 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turns = [path for pair in zip_longest(journeys, others) for path in pair if path is not None]
     rank = {path: number for number, path in enumerate(turns)}
     items.sort(key=lambda item: rank[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadfile: files go to processes whole, apart from tests that are cut into parts, of which each goes
+    to whoever is free."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if "[part-" in nodeid else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 # What hangs ends, and says where it stood: a test's own timeout raises an exception in it, which a lock held in C, or a

@@ -11,7 +11,8 @@ import pytest
 from pd_ops.simulation.run import play, play_all
 
 SEEDS = range(200)
-MANY_SEEDS = range(200, 1_000)
+MANY_SEEDS = range(200, 7_000)
+SEEDS_A_PART = 340
 
 
 def assert_all_well(seeds: range) -> None:
@@ -25,9 +26,13 @@ def test_faults_harm_no_request_and_leave_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_many_more_faults_harm_no_request_and_leave_nothing() -> None:
-    assert_all_well(MANY_SEEDS)
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    "seeds", [MANY_SEEDS[first : first + SEEDS_A_PART] for first in range(0, len(MANY_SEEDS), SEEDS_A_PART)],
+    ids=lambda seeds: f"part-{seeds.start}..{seeds.stop}",
+)
+def test_many_more_faults_harm_no_request_and_leave_nothing(seeds: range) -> None:
+    assert_all_well(seeds)
 
 
 def test_a_seed_is_played_alike_whatever_python_hashes() -> None:

@@ -73,6 +73,9 @@ class SimulatedSurroundings:
     def memory(self, engine: Engine, *, host_cache_bytes: int) -> pb.MemoryAudit:
         return pb.MemoryAudit()
 
+    def rss_bytes(self) -> int:
+        return 0
+
     def load_engine(self, max_speculate: int, *, also_needed: Mapping[str, int] | None = None) -> Engine:
         self.engine = ToyEngine(self.num_blocks)
         return self.engine

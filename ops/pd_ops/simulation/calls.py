@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -31,7 +32,8 @@ class MemoryCall:
         self.connection: Connection | None = None
         self.task: asyncio.Task[None] | None = None
         self._network = network
-        self._replies: asyncio.Queue[Any] = asyncio.Queue()
+        self._replies: deque[Any] = deque()
+        self._waiting: asyncio.Future[None] | None = None  # for the next reply
         self._is_done = False
         self._last_arrival_s = 0.0
         self._deadline: asyncio.TimerHandle | None = None
@@ -61,7 +63,10 @@ class MemoryCall:
 
     async def next_reply(self) -> Any:
         """Bytes, or END. Raises AioRpcError."""
-        item = await self._replies.get()
+        while not self._replies:
+            self._waiting = self._network.loop.create_future()
+            await self._waiting
+        item = self._replies.popleft()
         if isinstance(item, grpc.aio.AioRpcError):
             raise item
         return item
@@ -76,7 +81,7 @@ class MemoryCall:
         if not self._is_done:
             self._finish()
             error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details=details)
-            self._replies.put_nowait(error)
+            self._put(error)
 
     def broken_at_client(self) -> None:
         self.fail(grpc.StatusCode.UNAVAILABLE, CONNECTION_LOST)
@@ -90,7 +95,12 @@ class MemoryCall:
         if not self._is_done:
             if item is END:
                 self._finish()
-            self._replies.put_nowait(item)
+            self._put(item)
+
+    def _put(self, item: Any) -> None:
+        self._replies.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _finish(self) -> None:
         self._is_done = True

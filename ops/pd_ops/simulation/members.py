@@ -71,12 +71,14 @@ class SimulatedWorker:
 
     def check_books(self) -> None:
         """Raises AssertionError."""
-        if self.around.engine is None:
+        engine, source = self.around.engine, self.worker._source
+        if engine is None:
             return
-        pool = self.around.engine.pool
-        pool.check_integrity()
-        source = getattr(self.worker, "_source", None)
-        if source is not None:
+        pool = engine.pool
+        if pool.has_changed:
+            pool.check_integrity()
+            pool.has_changed = False
+        if source is not None and source.num_pins:
             for key in source._book.live_keys():
                 handoff = source._book.get(key)
                 assert handoff is not None and all(map(pool.is_held, handoff.block_ids)), f"{key}: blocks are let go of"

@@ -3,10 +3,13 @@ killed."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pd_ops.simulation.loop import Event
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -27,7 +30,7 @@ class Process:
     is_alive: bool = True
     is_stopped: bool = False
     went_on_s: float = -math.inf
-    backlog: list[asyncio.Handle] = field(default_factory=list)
+    backlog: list[Event] = field(default_factory=list)
 
     @property
     def is_running(self) -> bool:

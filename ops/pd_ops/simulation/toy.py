@@ -4,17 +4,16 @@ reads it checks, so that a slot that was lost, mixed up or written by somebody e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pd_engine.cache.arena import Arena
-from pd_engine.cache.blocks import BlockPool
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_engine.engine import Engine
 from pd_engine.errors import Internal
@@ -25,6 +24,7 @@ from pd_engine.steps.draft import num_wanted_drafts
 from pd_engine.steps.forward import Steps
 from pd_engine.steps.prefill import Chunk
 from pd_engine.steps.state import can_draft
+from pd_ops.simulation.pool import WatchedPool
 
 BLOCK_SIZE = 4
 MAX_CONTEXT_LENGTH = 256
@@ -34,7 +34,8 @@ STOP_TOKEN = 99
 STOP_EVERY = 60     # tokens, on average
 MASK = (1 << 64) - 1
 COMPONENT_SALTS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
-GUESS = np.uint64(0xDEAD)  # what a rejected draft leaves
+SALTS = tuple(map(np.uint64, COMPONENT_SALTS))
+GUESS = 0xDEAD  # what a rejected draft leaves
 LAYOUT = CacheLayout(
     block_size=BLOCK_SIZE,
     components=(
@@ -56,13 +57,9 @@ def _following(state: int, token_id: int) -> int:
     return mix(state * 31 + token_id + 1 & MASK)
 
 
-def states(token_ids: Seq[int]) -> list[int]:
+def states(token_ids: Iterable[int]) -> list[int]:
     """Of each position: a function of the tokens up to it."""
-    state, found = 1, []
-    for token in token_ids:
-        state = _following(state, token)
-        found.append(state)
-    return found
+    return list(itertools.accumulate(token_ids, _following, initial=1))[1:]
 
 
 def next_token(state: int, params: SamplingParams) -> SampledToken:
@@ -77,16 +74,18 @@ def next_token(state: int, params: SamplingParams) -> SampledToken:
 
 def oracle(prompt_ids: Seq[int], params: SamplingParams, ending_ids: frozenset[int]) -> list[SampledToken]:
     """What one process would answer."""
-    token_ids = list(prompt_ids)
+    state = states(prompt_ids)[-1]
     answer: list[SampledToken] = []
     while len(answer) < params.max_tokens and not (answer and answer[-1].token_id in ending_ids):
-        answer.append(next_token(states(token_ids)[-1], params))
-        token_ids.append(answer[-1].token_id)
+        answer.append(next_token(state, params))
+        state = _following(state, answer[-1].token_id)
     return answer
 
 
 class ToyEngine(Engine):
     """An engine of two components without weights. `slots`: of each component, by block and place in it."""
+
+    pool: WatchedPool
 
     def __init__(self, num_blocks: int) -> None:
         self.config = cast(Any, SimpleNamespace(vocab_size=4096, hidden_size=2, num_hidden_layers=1))
@@ -99,11 +98,12 @@ class ToyEngine(Engine):
         self.num_parameters = self.weights_bytes = 0
         self.load_seconds = 0.0
         self.arena = Arena(LAYOUT, num_blocks)
-        self.pool = BlockPool(num_blocks, on_reuse=self.arena.renew)
+        self.pool = WatchedPool(num_blocks, on_reuse=self.arena.renew)
         self.mtp = cast(Any, SimpleNamespace())
         octets = np.frombuffer(self.arena.buffer, dtype=np.uint8)
         self.slots = [
-            octets[offset : offset + num_blocks * BLOCK_SIZE * 8].view(np.uint64) for offset in self.arena.offsets
+            octets[offset : offset + num_blocks * BLOCK_SIZE * 8].view(np.uint64).reshape(num_blocks, BLOCK_SIZE)
+            for offset in self.arena.offsets
         ]
 
 
@@ -183,16 +183,16 @@ class ToyModel:
         num_accepted = values[-1] % (num_drafts + 1)
         tokens: list[SampledToken] = []
         while len(tokens) <= num_accepted and not (tokens and tokens[-1].token_id in sequence.ending_ids):
-            tokens.append(next_token(states(sequence.token_ids)[-1], sequence.params))
+            tokens.append(next_token(values[-1], sequence.params))
             sequence.token_ids.append(tokens[-1].token_id)
-        after = states(sequence.token_ids)
-        written = [*after[start : start + len(tokens)], *[int(GUESS)] * (1 + num_drafts - len(tokens))]
+            values.append(_following(values[-1], tokens[-1].token_id))
+        written = [*values[start : start + len(tokens)], *[GUESS] * (1 + num_drafts - len(tokens))]
         self._write(engine, sequence, written, 0, start)
         sequence.num_computed += len(tokens)
         sequence.num_drafted += num_drafts
         sequence.num_accepted += len(tokens) - 1
         first = sequence.num_computed_mtp - 1 if num_drafts else sequence.num_computed - 1
-        sequence.pending_hidden = _hidden(after[first : sequence.num_computed])
+        sequence.pending_hidden = _hidden(values[first : sequence.num_computed])
         return DecodeOutput(
             tokens=tokens, num_drafted=num_drafts, num_accepted=len(tokens) - 1,
             finish_reason=finish_reason(engine, sequence),
@@ -201,42 +201,30 @@ class ToyModel:
     # Slots
 
     def _check(self, engine: ToyEngine, sequence: Sequence, values: Seq[int], component: int, count: int) -> None:
-        found = engine.slots[component][_places(sequence, 0, count)]
-        expected = np.array(values[:count], dtype=np.uint64) ^ np.uint64(COMPONENT_SALTS[component])
-        if not np.array_equal(found, expected):
-            position = int(np.argmin(found == expected))
+        block_ids = sequence.block_ids[: -(-count // BLOCK_SIZE)]
+        found = (engine.slots[component][block_ids] ^ SALTS[component]).reshape(-1)[:count].tolist()
+        if found != values[:count]:
+            position = next(i for i, (theirs, ours) in enumerate(zip(found, values, strict=False)) if theirs != ours)
             self._complain(f"{sequence.name}: slot {position} of component {component} holds something else")
 
     def _write(self, engine: ToyEngine, sequence: Sequence, values: Seq[int], component: int, start: int) -> None:
-        if not values:
-            return
-        places = _places(sequence, start, start + len(values))
-        new = np.array(values, dtype=np.uint64) ^ np.uint64(COMPONENT_SALTS[component])
-        for place in np.flatnonzero(engine.slots[component][places] != new).tolist():
-            block = int(places[place]) // BLOCK_SIZE
-            num_owners = len(engine.pool.owners(block))
-            # MTP's slots of a shared block may come later: whoever shares it before then never reads them.
-            if num_owners == 0 or (num_owners > 1 and component == 0):
-                owners = ", ".join(engine.pool.owners(block)) or "nobody"
-                self._complain(f"{sequence.name} writes to block {block}, which belongs to {owners}")
-        engine.slots[component][places] = new
+        slots, salt = engine.slots[component], COMPONENT_SALTS[component]
+        for position, value in enumerate(values, start):
+            block, place = sequence.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE
+            if slots[block, place] != value ^ salt:
+                num_owners = len(engine.pool.owners(block))
+                # MTP's slots of a shared block may come later: whoever shares it before then never reads them.
+                if num_owners == 0 or (num_owners > 1 and component == 0):
+                    owners = ", ".join(engine.pool.owners(block)) or "nobody"
+                    self._complain(f"{sequence.name} writes to block {block}, which belongs to {owners}")
+                slots[block, place] = value ^ salt
 
     def _check_hidden(self, sequence: Sequence, values: Seq[int]) -> None:
         hidden = sequence.pending_hidden
-        if hidden is None or not torch.equal(
-            hidden[-1:].view(torch.int32), _hidden([values[sequence.num_computed - 1]]).view(torch.int32)
-        ):
+        if hidden is None or hidden[-1].numpy().view(np.uint64)[0] != values[sequence.num_computed - 1]:
             self._complain(f"{sequence.name}: its hidden state is another one's")
-
-
-def _places(sequence: Sequence, start: int, end: int) -> npt.NDArray[np.int64]:
-    """Indices of slots in a component."""
-    positions = np.arange(start, end, dtype=np.int64)
-    blocks = np.array(sequence.block_ids, dtype=np.int64)
-    places: npt.NDArray[np.int64] = blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    return places
 
 
 def _hidden(values: Seq[int]) -> torch.Tensor:
     """[n, 2] fp32, bit for bit the states."""
-    return torch.from_numpy(np.array(values, dtype=np.uint64).view(np.float32).reshape(-1, 2).copy())
+    return torch.from_numpy(np.array(values, dtype=np.uint64).view(np.float32).reshape(-1, 2))

@@ -53,7 +53,9 @@ class SeededWeather:
     fronts: dict[str, Front] = field(default_factory=dict)
 
     def latency_s(self, sender: Process, receiver: Process) -> float:
-        slow = max((self.fronts[p.name].slow for p in (sender, receiver) if p.name in self.fronts), default=0.0)
+        fronts, slow = self.fronts, 0.0
+        if fronts:
+            slow = max((fronts[p.name].slow for p in (sender, receiver) if p.name in fronts), default=0.0)
         if slow and self.random.random() < slow:
             return self.random.uniform(*SLOW_S)
         latency_s = self.random.uniform(*LATENCY_S)

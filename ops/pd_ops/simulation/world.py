@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable
 
 from pd_ops.simulation.client import Client, Wish, plan_wishes
 from pd_ops.simulation.cluster import NUM_BLOCKS, SimulatedCluster
@@ -112,7 +111,10 @@ class World:
                 break
             await asyncio.sleep(LOOK_S)
         for worker in self.cluster.workers.values():
-            self._check(worker.check_cache, worker.process)
+            try:
+                worker.check_cache()
+            except AssertionError as error:
+                self.complain(f"{worker.process.label}: {error}")
         self._check_violations()
 
     async def end(self) -> None:
@@ -150,16 +152,16 @@ class World:
     # Looking
 
     def _after_event(self, process: Process | None) -> None:
-        member = self.cluster.members.get(process) if process is not None and not self.is_over else None
+        if self.is_over:
+            return
+        member = self.cluster.members.get(process) if process is not None else None
         if member is not None:
-            self._check(member.check_books, member.process)
-        self._check_violations()
-
-    def _check(self, books: Callable[[], None], process: Process) -> None:
-        try:
-            books()
-        except AssertionError as error:
-            self.complain(f"{process.label}: {error}")
+            try:
+                member.check_books()
+            except AssertionError as error:
+                self.complain(f"{member.process.label}: {error}")
+        if self.violations:
+            self._check_violations()
 
     def _check_violations(self) -> None:
         if self.violations and not self.is_over:
