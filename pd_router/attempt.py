@@ -30,11 +30,13 @@ class AttemptFailure:
 
     Attributes:
         no_room: that is all that was wrong there.
+        has_lease: a decode worker has granted one, which the next attempt may take over.
     """
 
     error: PdRelayError
     culprit: WorkerLink
     no_room: bool
+    has_lease: bool
 
 
 class Attempt:
@@ -318,7 +320,7 @@ class Attempt:
             culprit.note_failure(self._journey.journey_id, error)
         self._journey.fail_attempt(self.number, error, retryable=retryable, counts=not no_room)
         self._times.failure, self._times.failed_s = f"{error.code.value} at {culprit.worker_id}", _now_s()
-        self._over.set_result(AttemptFailure(error, culprit, no_room))
+        self._over.set_result(AttemptFailure(error, culprit, no_room, self._decode in self._granted))
 
     # Requests
 

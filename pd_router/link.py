@@ -197,7 +197,7 @@ class WorkerLink:
     def note_no_room(self) -> None:
         """It refused for lack of room: until its next report it is taken to have none."""
         self.view = None
-        self.load.has_room = False
+        self.load.note_no_room()
 
     async def close(self) -> None:
         """Tells the passengers that the worker is lost, sends what they release, and ends; all within a bound."""

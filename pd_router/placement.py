@@ -13,7 +13,7 @@ Local prefill, where the decode worker computes the prompt itself, is taken
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pd_router import costs
@@ -87,6 +87,8 @@ class Placement:
 
 def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
     """Where one attempt is to run, or why it cannot."""
+    if request.num_own_blocks:
+        snapshot = _with_own_blocks(request, snapshot)
     if is_local_only(request, snapshot):
         return _local_placement(request, snapshot) or _local_refusal(request, snapshot)
     decode: str | None = None
@@ -119,6 +121,16 @@ def place(request: PlacementRequest, snapshot: Snapshot) -> Placement | Refusal:
         snapshot=snapshot,
         prefix=offer if costs.num_blocks_at_prefill(chosen, request, num_held, offer) > num_held else None,
     )
+
+
+def _with_own_blocks(request: PlacementRequest, snapshot: Snapshot) -> Snapshot:
+    """As the journey's next attempt finds it: what the last one has left is free for it, and waits for nobody."""
+    decode = tuple(
+        replace(worker, has_room=True, num_blocks_free=worker.num_blocks_free + request.num_own_blocks)
+        if worker.worker_id == request.preferred_decode and not worker.has_refused else worker
+        for worker in snapshot.decode
+    )
+    return replace(snapshot, decode=decode)
 
 
 def usable_prefill(request: PlacementRequest, snapshot: Snapshot) -> list[WorkerView]:

@@ -19,7 +19,9 @@ class WorkerView:
     Attributes:
         ready: takes new work.
         expected: is there, or may come back; False once it is known that it will not.
-        has_room: False after it refused for lack of room, until it next reports.
+        has_room: False after it refused for lack of room, until it next reports, and while sequences wait for blocks
+            there.
+        has_refused: the former.
         num_queued_tokens: prompt tokens that wait or run there; at a decode worker, of those that it computes itself.
         num_sequences: that it decodes or will.
         num_blocks_free: for a prefill worker all it has, as prompts wait there for theirs.
@@ -36,6 +38,7 @@ class WorkerView:
     ready: bool
     expected: bool = True
     has_room: bool = True
+    has_refused: bool = False
     num_queued_tokens: int = 0
     num_sequences: int = 0
     num_blocks_free: int = 0
@@ -88,6 +91,7 @@ class PlacementRequest:
             compute the prompt itself.
         avoided: workers that failed this journey; taken only if nobody else is there.
         preferred_decode: holds verified blocks of this journey; empty: none.
+        num_own_blocks: of the lease that the journey's last attempt has left there, which the next one takes over.
         first_token_within_ms: prefill workers that would be later are taken only if all would be; None: whenever.
         itl_within_ms: decode workers that would be slower with it have no room, nor those where it would break another
             one's target; inf: it has no target of its own; None: it goes anywhere.
@@ -106,6 +110,7 @@ class PlacementRequest:
     pinned_decode: str = ""
     avoided: frozenset[str] = frozenset()
     preferred_decode: str = ""
+    num_own_blocks: int = 0
     first_token_within_ms: float | None = None
     itl_within_ms: float | None = None
     num_local_tokens: int = 0

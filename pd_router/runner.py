@@ -91,6 +91,7 @@ class JourneyRunner:
         self._end_s = 0.0
         self._failed_workers: set[str] = set()
         self._preferred_decode = ""
+        self._num_own_blocks = 0  # of the last attempt's lease there
         self._unreleased: dict[WorkerLink, int] = {}  # by link, the last attempt there
 
     async def run(self) -> None:
@@ -130,6 +131,7 @@ class JourneyRunner:
             self.journey.give_up(error)
             return
         self._is_let_in = True
+        self._release_all_but(placement.decode_worker or "")  # what is not taken over
         if self._request.placement.report_placement:
             self.journey.placement = placement
         attempt, links = self._begin(placement, wanted)
@@ -162,6 +164,8 @@ class JourneyRunner:
         num_had = placement.snapshot.held.get(prefill.worker_id, 0)
         if placement.prefix is not None:
             num_had = placement.prefix.num_blocks
+        num_blocks = wanted.num_local_blocks if prefill is decode else wanted.num_decode_blocks
+        num_own = wanted.num_own_blocks if placement.decode_worker == wanted.preferred_decode else 0
         attempt = Attempt(
             self._request,
             self.journey,
@@ -171,7 +175,7 @@ class JourneyRunner:
             block_hashes=wanted.block_hashes,
             prefix_holder=self._prefix_holder(placement),
             num_uncached_tokens=num_uncached_tokens(wanted, num_had),
-            num_decode_blocks=wanted.num_local_blocks if prefill is decode else wanted.num_decode_blocks,
+            num_decode_blocks=max(0, num_blocks - num_own),
             emit=self._emit,
             remaining_ms=self._remaining_ms,
             handoff_wait_s=self._handoff_wait_s,
@@ -225,6 +229,8 @@ class JourneyRunner:
             self._failed_workers.add(culprit.worker_id)
         # The decode worker keeps what was verified: the next attempt takes its lease over.
         self._preferred_decode = (placement.decode_worker or "") if culprit.role is Role.PREFILL else ""
+        has_lease = self._preferred_decode != "" and failure.has_lease
+        self._num_own_blocks = placement.request.num_decode_blocks if has_lease else 0
 
     def _placement_request(self, block_hashes: tuple[bytes, ...]) -> PlacementRequest:
         return placement_request(
@@ -236,6 +242,7 @@ class JourneyRunner:
             block_hashes=block_hashes,
             avoided=frozenset(self._failed_workers),
             preferred_decode=self._preferred_decode,
+            num_own_blocks=self._num_own_blocks,
             num_local_tokens=self._num_local_tokens,
             may_degrade=self._may_degrade,
         )

@@ -44,6 +44,7 @@ def decode_view(link: WorkerLink, pool: Iterable[WorkerLink], *, prefill: Iterab
         ready=link.takes_work,
         expected=link.endpoint.is_expected,
         has_room=load.has_room,
+        has_refused=load.has_refused,
         num_queued_tokens=load.num_queued_tokens,
         num_sequences=num_sequences,
         num_blocks_free=load.num_blocks_free,

@@ -56,6 +56,7 @@ def placement_request(
     block_hashes: tuple[bytes, ...],
     avoided: frozenset[str] = frozenset(),
     preferred_decode: str = "",
+    num_own_blocks: int = 0,
     num_local_tokens: int = 0,
     may_degrade: bool = True,
 ) -> PlacementRequest:
@@ -63,7 +64,7 @@ def placement_request(
 
     Args:
         projected_tokens: generated ones that a decode worker grants blocks for at first, at most; 0: all.
-        num_local_tokens, may_degrade: as of `PlacementRequest`.
+        num_own_blocks, num_local_tokens, may_degrade: as of `PlacementRequest`.
     """
     num_tokens = len(request.prompt_ids) + num_emitted
     num_left = request.params.max_tokens - num_emitted
@@ -81,6 +82,7 @@ def placement_request(
         pinned_decode=request.placement.decode_worker,
         avoided=avoided,
         preferred_decode=preferred_decode,
+        num_own_blocks=num_own_blocks,
         num_local_tokens=num_local_tokens,
         may_degrade=may_degrade,
     )

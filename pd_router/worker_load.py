@@ -16,6 +16,7 @@ class WorkerLoad:
         report: the last one of this life; None before the first.
         has_room: False after the worker refused for lack of room, until its next report, and while sequences wait for
             blocks there.
+        has_refused: the former.
         num_assigned_tokens: to compute there for this router, and not known to be done.
         prefill_ms_per_token, move_ms_per_byte: measured; None: not yet.
         itl: time between two tokens by the batch, as far as it has been measured.
@@ -25,6 +26,7 @@ class WorkerLoad:
     def __init__(self) -> None:
         self.report: pb.LoadsReply | None = None
         self.has_room = True
+        self.has_refused = False
         self.num_assigned_tokens = 0
         self.prefill_ms_per_token: float | None = None
         self.move_ms_per_byte: float | None = None
@@ -44,7 +46,7 @@ class WorkerLoad:
             self.experts = report.experts
         if report.HasField("memory"):
             self.memory = report.memory
-        self.has_room = not report.num_preempted
+        self.has_room, self.has_refused = not report.num_preempted, False
         self._num_reports += 1
         self._num_new_tokens = self._num_done_tokens = self._num_new_blocks = 0
         self._new_journeys.clear()
@@ -54,6 +56,10 @@ class WorkerLoad:
             self.move_ms_per_byte = 1000 / report.pull_bytes_per_s
         if report.itl_ms > 0 and report.num_running:
             self.itl.note(report.num_running, report.itl_ms)
+
+    def note_no_room(self) -> None:
+        """It has refused for lack of room."""
+        self.has_room, self.has_refused = False, True
 
     def note_lost(self) -> None:
         """This life is over, as far as this router knows."""

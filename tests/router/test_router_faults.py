@@ -113,6 +113,36 @@ async def test_a_worker_that_dies_while_sequences_wait_there_is_avoided_all_the_
         assert [len(calls(stub, "Reserve")) for stub in lab.decode] == [1, 1]
 
 
+async def test_the_next_attempt_takes_over_the_blocks_of_the_last_one() -> None:
+    """There is room for one lease, which lasts longer than this test."""
+    async with router_lab(num_prefill=2, num_blocks=2) as lab:
+        for stub in lab.prefill:
+            stub.faults.prefill = [Unavailable("busy dying")]
+        await check_same_stream(lab)
+        assert all_calls(lab, "Reserve") == [1, 2, 3]
+
+
+async def test_a_lease_that_is_not_taken_over_is_released() -> None:
+    """The next attempt is placed elsewhere, as the worker with its blocks takes nothing new."""
+    async with router_lab(num_prefill=2, num_decode=2) as lab:
+        for stub in lab.prefill:
+            stub.faults.prefill_gate = asyncio.Event()
+        stream = asyncio.create_task(check_same_stream(lab))
+        await eventually(lambda: any(calls(stub, "Pull") for stub in lab.decode))
+        [holder] = [stub for stub in lab.decode if calls(stub, "Reserve")]
+        first, second = sorted(lab.prefill, key=lambda stub: not calls(stub, "Prefill"))
+        link = lab.router._registry.link(holder.worker_id)
+        assert link is not None
+        holder.state = "draining"
+        await eventually(lambda: link.state is LinkState.DRAINING)
+        await first.kill()
+        await eventually(lambda: bool(calls(second, "Prefill")))
+        await eventually(lambda: not holder.leases)  # while the next attempt is at it
+        assert second.faults.prefill_gate is not None
+        second.faults.prefill_gate.set()
+        await stream
+
+
 async def test_a_full_prefill_queue_is_passed_over() -> None:
     async with router_lab(num_prefill=2) as lab:
         lab.prefill[0].faults.prefill = [ResourceExhausted("queue is full")]

@@ -244,6 +244,22 @@ def test_the_decode_worker_that_holds_verified_blocks_is_preferred() -> None:
     assert placed(place(replace(REQUEST, preferred_decode="d1"), pools)) == ("p", "d1")
 
 
+def test_what_the_last_attempt_has_left_there_is_free_for_the_next_one() -> None:
+    """Nobody waits for it; others find nothing more there, nor the next attempt elsewhere."""
+    needed = REQUEST.num_decode_blocks
+    again = replace(REQUEST, preferred_decode="d1", num_own_blocks=needed)
+    full = worker("d1", num_blocks_free=0, has_room=False)  # sequences wait for blocks there
+    assert placed(place(again, snapshot([worker("p")], [worker("d0"), full]))) == ("p", "d1")
+    assert explain(place(again, snapshot([worker("p")], [full]))).startswith("remote prefill")
+    assert refused(place(REQUEST, snapshot([worker("p")], [full]))) == ("decode", RefusalKind.NO_ROOM)
+    other = snapshot([worker("p")], [replace(full, worker_id="d0")])
+    assert refused(place(again, other)) == ("decode", RefusalKind.NO_ROOM)
+    less = replace(again, num_own_blocks=needed - 1)
+    assert refused(place(less, snapshot([worker("p")], [full]))) == ("decode", RefusalKind.NO_ROOM)
+    refusing = replace(full, has_refused=True)
+    assert refused(place(again, snapshot([worker("p")], [refusing]))) == ("decode", RefusalKind.NO_ROOM)
+
+
 @pytest.mark.parametrize("local_ms_per_token", [0.1, 1.5, 3.0])
 @pytest.mark.parametrize("num_sequences", [0, 1])
 def test_local_prefill_of_a_short_rest_where_it_costs_less(local_ms_per_token: float, num_sequences: int) -> None:

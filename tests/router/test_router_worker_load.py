@@ -53,11 +53,13 @@ def test_speeds_are_those_of_the_last_work() -> None:
 
 def test_no_room_lasts_until_the_next_report() -> None:
     load = reported(num_blocks_free=5)
-    load.has_room = False
+    load.note_no_room()
+    assert not load.has_room
     load.assign_blocks(9)
     assert load.num_blocks_free == 0
     load.note_report(pb.LoadsReply(num_blocks_free=5))
     assert load.has_room
+    assert not load.has_refused
     assert load.num_blocks_free == 5
     load.note_lost()
     assert load.num_blocks_free == 0
@@ -66,5 +68,6 @@ def test_no_room_lasts_until_the_next_report() -> None:
 def test_a_worker_where_sequences_wait_for_blocks_has_no_room() -> None:
     load = reported(num_blocks_free=5, num_preempted=1)
     assert not load.has_room
+    assert not load.has_refused
     load.note_report(pb.LoadsReply(num_blocks_free=5))
     assert load.has_room
