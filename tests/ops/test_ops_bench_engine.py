@@ -154,6 +154,7 @@ def test_every_step_counts_into_its_parts(model: Path, ops: str, speculate: int)
     assert answer["num_tokens"] == 2 * num_steps + parts["num_accepted"]
     assert parts["num_model_calls"] >= num_steps * (1 + speculate)
     assert parts["num_drafted"] == 2 * num_steps * speculate
+    assert (0 < parts["step_draft_cpu_s"] < answer["cpu_s"]) or not speculate
     assert ("verify_cpu_s" in parts) == ("draft_cpu_s" in parts) == bool(speculate)
     assert 0 < parts["model_s"] + parts["sampling_s"] <= answer["wall_s"]
 

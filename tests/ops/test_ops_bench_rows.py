@@ -87,7 +87,8 @@ def test_drafts_are_compared_with_what_their_parts_allow() -> None:
     """Each round by itself: the second one had half the machine."""
     parts = {"num_steps": 10.0, "num_drafted": 10.0, "num_accepted": 9.0}
     drafting = [
-        sample(num_tokens=19, cpu_s=slow * 2.0, verify_cpu_s=slow * 1.2, draft_cpu_s=slow * 0.6, **parts)
+        sample(num_tokens=19, cpu_s=slow * 2.0, verify_cpu_s=slow * 1.2, draft_cpu_s=slow * 0.6,
+               step_draft_cpu_s=slow * 0.7, **parts)
         for slow in (1.0, 2.0, 1.0)
     ]
     plain = [sample(num_tokens=10, cpu_s=slow * 1.5, num_steps=10.0) for slow in (1.0, 2.0, 1.0)]
@@ -96,6 +97,7 @@ def test_drafts_are_compared_with_what_their_parts_allow() -> None:
     assert made is not None
     assert (made.acceptance, made.tokens_per_step) == (0.9, 1.9)
     assert (made.plain_ms, made.verify_ms, made.draft_ms) == pytest.approx((150.0, 120.0, 60.0))
+    assert (made.step_verify_ms, made.step_draft_ms) == pytest.approx((130.0, 70.0))
     assert made.speedup == pytest.approx(1.9 * 1.5 / 2.0)
     assert made.possible == pytest.approx(1.9 * 1.5 / 1.8)
     assert made.share == pytest.approx(0.9)

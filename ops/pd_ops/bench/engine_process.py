@@ -23,6 +23,20 @@ from pd_ops.bench.measured_process import Document, Stopwatch, Timed, serve
 MODEL, MODEL_CALLS, SAMPLING = "model_s", "num_model_calls", "sampling_s"
 
 
+class _Drafting:
+    """`draft_tokens`, and what it has taken so far."""
+
+    wall_s = 0.0
+    cpu_s = 0.0
+
+    def __call__(self, engine: Engine, sequences: Sequence[Choice], max_drafts: int) -> list[list[int]]:
+        with Stopwatch() as watch:
+            drafts = draft.draft_tokens(engine, sequences, max_drafts)
+        self.wall_s += watch.wall_s
+        self.cpu_s += watch.cpu_s
+        return drafts
+
+
 class EngineProcess:
     """Options: model (folder), dtype, ops, threads, cache_mib, temperature."""
 
@@ -75,6 +89,8 @@ class EngineProcess:
         """Without drafts, `num_steps` steps; with drafts, as many as give as many tokens: contexts become as long."""
         choices = self._choices(prompts, num_steps, speculate=speculate)
         num_wanted, num_tokens, num_taken = num_steps * len(choices), 0, 0
+        drafting = _Drafting()
+        setattr(decode, "draft_tokens", drafting)  # noqa: B010
         try:
             for choice in choices:
                 self._read(choice)
@@ -88,8 +104,10 @@ class EngineProcess:
                 **self._sums, "num_steps": float(num_taken),
                 "num_drafted": float(sum(choice.num_drafted for choice in choices)),
                 "num_accepted": float(sum(choice.num_accepted for choice in choices)),
+                "step_draft_wall_s": drafting.wall_s, "step_draft_cpu_s": drafting.cpu_s,
             }
         finally:
+            setattr(decode, "draft_tokens", draft.draft_tokens)  # noqa: B010
             self._release(choices)
         if speculate:
             parts |= self._parts_alone(prompts, num_taken, speculate, [choice.token_ids for choice in choices])
