@@ -16,6 +16,7 @@ import pytest
 from kv_transfer.journey import SourceInfo
 from kv_transfer.manifest import PIECE_RECORD, Closing, Failed, Opening, Part, Pieces
 from kv_transfer.manifest_wire import pack_part
+from kv_transfer.peers import Peers
 from kv_transfer.transports.loopback import FaultPlan, LoopbackNetwork, LoopbackPull, LoopbackSource
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.contracts import worker_pb2_grpc
@@ -245,6 +246,7 @@ async def test_leases_expire_while_a_connection_is_slow_to_close(monkeypatch: py
         await closed.wait()
 
     async with started(TransferSettings(lease_ms=500)) as lab:
+        monkeypatch.setattr(Peers, "is_empty", False)
         monkeypatch.setattr(lab.destination.destination._peers, "sweep", sweep)
         await closes.wait()
         key = new_key()
