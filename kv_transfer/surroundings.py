@@ -22,6 +22,7 @@ from pd_engine.service.client import connect
 from pd_engine.service.compute import Compute, ComputeThread, Core
 from pd_engine.service.identity import memory_of, rss_bytes
 from pd_engine.service.ids import NewId, random_id
+from pd_engine.service.lifeline import Lifeline
 from pd_engine.service.server import build_server
 from pd_engine.settings import Settings
 from pd_engine.steps.forward import THE_MODEL, Steps
@@ -54,6 +55,9 @@ class Surroundings(Protocol):
 
     def server(self) -> grpc.aio.Server:
         """Without services and ports; it checks the cluster secret."""
+
+    def lifeline(self) -> Lifeline | None:
+        """By which others hear that this process has ended; None: they do not."""
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
         """To another worker, with the cluster secret."""
@@ -97,6 +101,9 @@ class ProcessSurroundings:
 
     def server(self) -> grpc.aio.Server:
         return build_server(secret=self._secret)
+
+    def lifeline(self) -> Lifeline | None:
+        return Lifeline(self._host)
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
         return connect(address, self._secret)

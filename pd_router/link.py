@@ -1,8 +1,8 @@
 """The connection to one worker: its streams, the calls of journeys to it, and when it counts as lost.
 
-A worker is ready from its first load report on. It is lost when one of its streams breaks, when its epoch changes, or
-when it has been silent for longer than a busy host makes anyone (`router.worker_silence_ms`): a single late answer
-loses nobody. Every journey there is told then, and the link connects anew.
+A worker is ready from its first load report on. It is lost when one of its streams breaks or its lifeline ends, when
+its epoch changes, or when it has been silent for longer than a busy host makes anyone (`router.worker_silence_ms`): a
+single late answer loses nobody. Every journey there is told then, and the link connects anew.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import ErrorCode, FailedPrecondition, PdRelayError, Unavailable
 from pd_router.breaker import Breaker, jittered_s
 from pd_router.cache_feed import follow_cache
+from pd_router.lifeline import until_ended
 from pd_router.link_state import TRANSITIONS, LinkState, Role, WorkerEndpoint
 from pd_router.pools import WorkerView
 from pd_router.prefix_index import PrefixIndex
@@ -251,6 +252,8 @@ class WorkerLink:
         loops = [self._follow_loads(), self._follow_cache(), renewals.run(), self._watch_silence()]
         if self.role is Role.DECODE:
             loops.append(self._follow_tokens())
+        if info.lifeline_port:
+            loops.append(until_ended(self.worker_id, self.endpoint.address, info.lifeline_port))
         await self._first_end(loops)
 
     async def _first_end(self, loops: list[Coroutine[Any, Any, None]]) -> None:

@@ -102,6 +102,7 @@ def check_info(info: pb.WorkerInfo) -> None:
     _check_hex("epoch", info.epoch)
     for field in ("block_size", "num_blocks_total", "max_context_length"):
         _require(getattr(info, field) >= 1, field, getattr(info, field))
+    _require(info.lifeline_port < 65_536, "lifeline_port", info.lifeline_port)
 
 
 def check_loads(loads: pb.LoadsReply) -> None:

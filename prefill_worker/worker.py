@@ -63,7 +63,8 @@ class PrefillWorker:
         self._worker_id = worker_id
         self._around = surroundings or ProcessSurroundings(settings, secret=secret, host=host)
         self._endpoint = Endpoint(
-            host=host, port=port, epoch=self._around.new_id(), make_server=self._around.server, service_names=SERVICES
+            host=host, port=port, epoch=self._around.new_id(), make_server=self._around.server, service_names=SERVICES,
+            open_lifeline=self._around.lifeline,
         )
         self._compute = self._around.compute(f"prefill-{worker_id}", self._build_runner, self._on_crash)
         self._crashed = asyncio.Event()
@@ -177,6 +178,7 @@ class PrefillWorker:
         return worker_info(
             self._engine, worker_id=self._worker_id, role="prefill", epoch=self._endpoint.epoch,
             transports=self._transports, start_cost=self._start_cost,
+            lifeline_port=self._endpoint.lifeline_port,
         )
 
     def loads(self) -> pb.LoadsReply:

@@ -19,7 +19,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "fingerprint", "layout_version", "block_size", "num_blocks_total", "bytes_per_token", "dtype", "max_speculate", "max_context_length", "pid", "host", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "transports", "num_parameters", "computes_prompts", "load_cpu_seconds")
+    __slots__ = ("worker_id", "role", "epoch", "fingerprint", "layout_version", "block_size", "num_blocks_total", "bytes_per_token", "dtype", "max_speculate", "max_context_length", "pid", "host", "weights_bytes", "arena_bytes", "ops_backend", "load_seconds", "transports", "num_parameters", "computes_prompts", "load_cpu_seconds", "lifeline_port")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class WorkerInfo(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     COMPUTES_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LIFELINE_PORT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     epoch: str
@@ -62,7 +63,8 @@ class WorkerInfo(_message.Message):
     num_parameters: int
     computes_prompts: bool
     load_cpu_seconds: float
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout_version: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., dtype: _Optional[str] = ..., max_speculate: _Optional[int] = ..., max_context_length: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., transports: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ..., computes_prompts: _Optional[bool] = ..., load_cpu_seconds: _Optional[float] = ...) -> None: ...
+    lifeline_port: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout_version: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., dtype: _Optional[str] = ..., max_speculate: _Optional[int] = ..., max_context_length: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., ops_backend: _Optional[str] = ..., load_seconds: _Optional[float] = ..., transports: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ..., computes_prompts: _Optional[bool] = ..., load_cpu_seconds: _Optional[float] = ..., lifeline_port: _Optional[int] = ...) -> None: ...
 
 class LoadsRequest(_message.Message):
     __slots__ = ("interval_ms",)

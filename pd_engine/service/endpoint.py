@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 import grpc
 
+from pd_engine.service.lifeline import Lifeline
 from pd_engine.service.server import Health, add_reflection, bind, host_port
 
 TICK_S = 0.1
@@ -21,7 +22,7 @@ class Endpoint:
 
     Args:
         epoch: names this life: 32 hexadecimal digits, random.
-        make_server: called when the port is taken, in the event loop.
+        make_server, open_lifeline: called when the port is taken, in the event loop.
 
     Attributes:
         server: to add services to, between `bind` and `serve`.
@@ -31,13 +32,15 @@ class Endpoint:
 
     def __init__(
         self, *, host: str, port: int, epoch: str, make_server: Callable[[], grpc.aio.Server],
-        service_names: Collection[str],
+        service_names: Collection[str], open_lifeline: Callable[[], Lifeline | None],
     ) -> None:
         self.epoch = epoch
         self._host = host
         self._port = port
         self._make_server = make_server
         self._service_names = service_names
+        self._open_lifeline = open_lifeline
+        self._lifeline: Lifeline | None = None
         self._health: Health | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._serving = False
@@ -51,7 +54,14 @@ class Endpoint:
         self.server = self._make_server()
         self._health = Health(self.server, self._service_names)
         add_reflection(self.server, self._service_names)
-        return host_port(self._host, bind(self.server, self._host, self._port))
+        address = host_port(self._host, bind(self.server, self._host, self._port))
+        self._lifeline = self._open_lifeline()
+        return address
+
+    @property
+    def lifeline_port(self) -> int:
+        """0: there is none."""
+        return 0 if self._lifeline is None else self._lifeline.port
 
     async def serve(self, tick: Callable[[], None], on_crash: Callable[[Exception], None]) -> None:
         """Answers calls, and calls `tick` every `TICK_S`; `on_crash` is told if that raises."""
@@ -73,6 +83,9 @@ class Endpoint:
         if self._health is not None:
             await self.server.stop(STOP_GRACE_S if self._serving else None)
             self._serving = False
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
 
 
 async def _tick_for_ever(tick: Callable[[], None], on_crash: Callable[[Exception], None]) -> None:

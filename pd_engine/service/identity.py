@@ -58,7 +58,8 @@ def prefix_cache(engine: Engine, log: CacheLog, *, is_on: bool) -> PrefixCache |
 
 
 def worker_info(
-    engine: Engine, *, worker_id: str, role: str, epoch: str, transports: Sequence[str], start_cost: StartCost
+    engine: Engine, *, worker_id: str, role: str, epoch: str, transports: Sequence[str], start_cost: StartCost,
+    lifeline_port: int,
 ) -> pb.WorkerInfo:
     return pb.WorkerInfo(
         worker_id=worker_id,
@@ -81,6 +82,7 @@ def worker_info(
         load_cpu_seconds=start_cost.cpu_seconds,
         transports=transports,
         num_parameters=engine.num_parameters,
+        lifeline_port=lifeline_port,
     )
 
 

@@ -173,3 +173,34 @@ async def test_late_tokens_of_a_worker_that_was_stopped_are_dropped() -> None:
         gate.set()
         assert list((await running).output_ids) == ANSWER
         assert attempts(lab, "Reserve")[-1] >= 3
+
+
+async def test_a_worker_whose_lifeline_ends_is_lost_while_its_streams_still_stand() -> None:
+    """Its process has been killed, and the kernel has not come to close them."""
+    async with router_lab(num_decode=2) as lab:
+        lines: list[asyncio.StreamWriter] = []
+        held = await asyncio.start_server(lambda _, writer: lines.append(writer), "127.0.0.1", 0)
+        stub = lab.decode[0]
+        stub._info["lifeline_port"] = held.sockets[0].getsockname()[1]
+        link = link_to(lab, stub)
+        link._lose(Unavailable("so that it asks again"))
+        link._task.cancel()
+        link._task = asyncio.create_task(link._run())
+        await eventually(lambda: link.state.value == "ready" and len(lines) == 1)
+        stub._info["lifeline_port"] = 0
+        lines[0].close()
+        await eventually(lambda: link.error is not None and "its process is gone" in link.error.message)
+        await eventually(lambda: link.state.value == "ready")
+        held.close()
+
+
+async def test_a_lifeline_that_is_not_reached_loses_nobody() -> None:
+    async with router_lab() as lab:
+        stub, link = lab.decode[0], link_to(lab, lab.decode[0])
+        stub._info["lifeline_port"] = 9  # nobody listens there
+        link._lose(Unavailable("so that it asks again"))
+        link._task.cancel()
+        link._task = asyncio.create_task(link._run())
+        await eventually(lambda: link.state.value == "ready" and link.info is not None and link.info.lifeline_port == 9)
+        assert list((await lab.generate(max_tokens=20)).output_ids) == ANSWER
+        assert link.state.value == "ready"

@@ -62,6 +62,9 @@ class SimulatedSurroundings:
     def server(self) -> grpc.aio.Server:
         return MemoryServer(self.network, SECRET, self.witness)
 
+    def lifeline(self) -> None:
+        """A process that ends there closes all it has at once."""
+
     def open_channel(self, address: str) -> grpc.aio.Channel:
         return SecretChannel(MemoryChannel(self.network, address), SECRET)
 
