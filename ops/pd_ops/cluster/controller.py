@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pd_engine.errors import PdRelayError
@@ -163,12 +164,15 @@ class Controller:
         Raises:
             PdRelayError: the new one did not start; the one before serves on.
         """
-        before, after = self._router, self._lives.new_member(self._router.plan)
+        before = self._router
+        # For a while there are two: a host that Ray gives one CPU has room for the one that leaves alone.
+        after = self._lives.new_member(replace(before.plan, num_cpus=0))
         try:
             await self._lives.in_time("the new router", self._begin(after))
         except BaseException:
             self._lives.kill(after)
             raise
+        after.plan = before.plan  # of its next lives
         self._end_watch(before)
         self._router = after
         self._leaving_routers.append(before)
