@@ -10,7 +10,6 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -21,17 +20,8 @@ from pd_engine.errors import Gone, PdRelayError, ResourceExhausted, Unavailable
 from pd_engine.service.client import connect, kv_source_stub
 from pd_engine.service.server import bind, build_server
 from support.stub_faults import Faults
+from support.stub_lease import LEASE_MS, Lease
 from support.toy_model import next_token, toy_logprobs, toy_seed
-
-LEASE_MS = 10_000
-
-
-@dataclass
-class Lease:
-    request: pb.ReserveRequest
-    lease_id: str
-    num_blocks: int
-    task: asyncio.Task[None] | None = None
 
 
 class StubWorker(
