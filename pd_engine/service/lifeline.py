@@ -2,7 +2,10 @@
 
 The kernel takes a killed process's memory back before it closes its files: connections of a worker with much of it stay
 open meanwhile, for seconds. What threads have for themselves goes when they end, which is at once. So a thread here has
-a table of open files of its own, and in it a port: who is connected there, and says nothing, hears of the end.
+a table of open files of its own, and in it a port: who is connected there hears of the end.
+
+Nobody is accepted. The kernel holds the connections, and the thread waits in one call: what Python might do in a thread
+that runs, such as closing a file that another thread left as garbage, would be done to the wrong table.
 """
 
 from __future__ import annotations
@@ -11,12 +14,10 @@ import contextlib
 import ctypes
 import logging
 import os
-import select
 import socket
 import threading
 
-MAX_HELD = 256  # further ones wait to be accepted; they hear of the end too
-BACKLOG = 64
+MAX_HELD = 1024  # connections, ended ones too; more are not let in
 CLONE_FILES = 0x400
 STANDARD_FILES = (0, 1, 2)
 
@@ -33,7 +34,7 @@ class Lifeline:
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         woken, self._waker = os.pipe()
-        with socket.create_server((host, 0), family=family, backlog=BACKLOG) as listener:
+        with socket.create_server((host, 0), family=family, backlog=MAX_HELD) as listener:
             self.port = listener.getsockname()[1]
             has_own_files: list[bool] = []
             is_decided = threading.Event()
@@ -54,7 +55,7 @@ class Lifeline:
 
 
 def _hold(listening: int, woken: int, has_own_files: list[bool], is_decided: threading.Event) -> None:
-    """Until the other end of `woken` is closed. Numbers of files mean nothing outside of this thread."""
+    """Until the other end of `woken` is closed; then all of the table goes with the thread."""
     try:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_FILES) != 0:
             return
@@ -62,11 +63,7 @@ def _hold(listening: int, woken: int, has_own_files: list[bool], is_decided: thr
         has_own_files.append(True)
     finally:
         is_decided.set()
-    listener = socket.socket(fileno=listening)
-    try:
-        _accept(listener, woken)
-    finally:
-        listener.detach()  # all of the table goes with the thread
+    os.read(woken, 1)
 
 
 def _close_all_but(kept: set[int]) -> None:
@@ -74,27 +71,3 @@ def _close_all_but(kept: set[int]) -> None:
         if int(name) not in kept:
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(int(name))
-
-
-def _accept(listener: socket.socket, woken: int) -> None:
-    held: set[int] = set()
-    poll = select.poll()
-    poll.register(woken, select.POLLIN)
-    poll.register(listener, select.POLLIN)
-    while True:
-        for fd, _ in poll.poll():
-            if fd == woken:
-                return
-            if fd in held:  # its peer has gone, or speaks where nothing is to be said
-                poll.unregister(fd)
-                os.close(fd)
-                held.discard(fd)
-            else:
-                with contextlib.suppress(OSError):  # a peer that has gone meanwhile
-                    connection, _ = listener.accept()
-                    held.add(connection.fileno())
-                    poll.register(connection.detach(), select.POLLIN)
-            if len(held) < MAX_HELD:
-                poll.register(listener, select.POLLIN)
-            else:
-                poll.register(listener, 0)
