@@ -88,9 +88,12 @@ class Admission:
         """
         decision = self._decide(wanted, snapshot, targets, now_s, may_recover=may_recover)
         in_line = self.line.num_again if waiter.is_again else len(self.line)
-        if isinstance(decision, Placement) and not in_line and self._has_turn(waiter, decision):
-            self._let_in(waiter)
-            return Arrival(decision)
+        if isinstance(decision, Placement):
+            # To its own blocks it goes at once: it takes nobody's turn, and those before it may wait for what it has.
+            takes_over = wanted.num_own_blocks > 0 and decision.decode_worker == wanted.preferred_decode
+            if (takes_over or not in_line) and self._has_turn(waiter, decision):
+                self._let_in(waiter)
+                return Arrival(decision)
         self._check_wait(waiter, decision, targets, now_s)
         if not len(self.line):
             self._last_turn_s = now_s

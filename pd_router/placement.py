@@ -6,7 +6,7 @@ then the first by name. The two are chosen apart: what moves between them is cha
 Local prefill, where the decode worker computes the prompt itself, is taken
 - for a short rest of a prompt whose beginning it has cached, or fetches from who has it, where that costs less than the
   pair (`num_local_tokens`);
-- for every prompt while no prefill worker is ready, and for one that has failed at every one that is (`may_degrade`);
+- for every prompt while no prefill worker is ready, and for one that every one that is has just failed (`may_degrade`);
 - where the request names a decode worker to compute its prompt.
 """
 
@@ -190,14 +190,14 @@ def is_local_only(request: PlacementRequest, snapshot: Snapshot) -> bool:
     if not request.may_degrade or not offering:
         return False
     return _has_no_prefill(snapshot) or (
-        bool(request.avoided) and _has_failed_everywhere(request, snapshot)
+        bool(request.dying) and _has_failed_everywhere(request, snapshot)
         and bool(_usable_decode(request, offering, request.num_local_blocks))
     )
 
 
 def _has_failed_everywhere(request: PlacementRequest, snapshot: Snapshot) -> bool:
     """One that dies may seem ready for a moment: attempts are not spent on it where a decode worker can do its work."""
-    return all(worker.worker_id in request.avoided for worker in snapshot.prefill if worker.ready and worker.expected)
+    return all(worker.worker_id in request.dying for worker in snapshot.prefill if worker.ready and worker.expected)
 
 
 def _usable_decode(request: PlacementRequest, pool: Sequence[WorkerView], num_blocks: int) -> list[WorkerView]:

@@ -23,8 +23,8 @@ def reason_of(placement: Placement) -> Reason:
     if placement.request.pinned_prefill:
         return Reason.NAMED
     if placement.kind is PrefillKind.LOCAL:
-        avoided = placement.request.avoided
-        has_prefill = any(worker.ready and worker.worker_id not in avoided for worker in placement.snapshot.prefill)
+        dying = placement.request.dying
+        has_prefill = any(worker.ready and worker.worker_id not in dying for worker in placement.snapshot.prefill)
         return Reason.SHORT_REST if has_prefill else Reason.DEGRADED
     if placement.prefix is not None:
         return Reason.FETCHED

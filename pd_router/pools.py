@@ -90,6 +90,7 @@ class PlacementRequest:
         pinned_prefill, pinned_decode: the only worker allowed; empty: any. A decode worker as `pinned_prefill` is to
             compute the prompt itself.
         avoided: workers that failed this journey; taken only if nobody else is there.
+        dying: those of them that are not known to have come back since.
         preferred_decode: holds verified blocks of this journey; empty: none.
         num_own_blocks: of the lease that the journey's last attempt has left there, which the next one takes over.
         first_token_within_ms: prefill workers that would be later are taken only if all would be; None: whenever.
@@ -109,6 +110,7 @@ class PlacementRequest:
     pinned_prefill: str = ""
     pinned_decode: str = ""
     avoided: frozenset[str] = frozenset()
+    dying: frozenset[str] = frozenset()
     preferred_decode: str = ""
     num_own_blocks: int = 0
     first_token_within_ms: float | None = None

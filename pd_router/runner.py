@@ -15,7 +15,7 @@ from pd_router.explanation import explain
 from pd_router.gate import RoomGate
 from pd_router.journey import Journey
 from pd_router.link import WorkerLink
-from pd_router.link_state import Role
+from pd_router.link_state import LinkState, Role
 from pd_router.placement import Placement
 from pd_router.placement_reason import reason_of
 from pd_router.pools import PlacementRequest
@@ -89,7 +89,7 @@ class JourneyRunner:
         self._begun_s = 0.0
         self._is_let_in = False
         self._end_s = 0.0
-        self._failed_workers: set[str] = set()
+        self._failures: dict[str, float] = {}  # when each worker that failed it last did, by the event loop's clock
         self._preferred_decode = ""
         self._num_own_blocks = 0  # of the last attempt's lease there
         self._unreleased: dict[WorkerLink, int] = {}  # by link, the last attempt there
@@ -226,11 +226,18 @@ class JourneyRunner:
             failure.error.message,
         )
         if not failure.no_room:
-            self._failed_workers.add(culprit.worker_id)
-        # The decode worker keeps what was verified: the next attempt takes its lease over.
-        self._preferred_decode = (placement.decode_worker or "") if culprit.role is Role.PREFILL else ""
-        has_lease = self._preferred_decode != "" and failure.has_lease
-        self._num_own_blocks = placement.request.num_decode_blocks if has_lease else 0
+            self._failures[culprit.worker_id] = asyncio.get_running_loop().time()
+        # The decode worker keeps what was verified: the next attempt takes its lease over, or that of the one before.
+        before = placement.request
+        had_lease = before.num_own_blocks > 0 and before.preferred_decode == placement.decode_worker
+        is_kept = culprit.role is Role.PREFILL and (failure.has_lease or had_lease)
+        self._preferred_decode = (placement.decode_worker or "") if is_kept else ""
+        self._num_own_blocks = before.num_decode_blocks if is_kept else 0
+
+    def _is_back(self, worker_id: str, failed_s: float) -> bool:
+        """Whether it has come back since: another life, or the same one found again."""
+        link = self._registry.link(worker_id)
+        return link is not None and link.state is LinkState.READY and link.state_since_s > failed_s
 
     def _placement_request(self, block_hashes: tuple[bytes, ...]) -> PlacementRequest:
         return placement_request(
@@ -240,7 +247,8 @@ class JourneyRunner:
             projected_tokens=self._projected_tokens,
             block_size=self._registry.block_size,
             block_hashes=block_hashes,
-            avoided=frozenset(self._failed_workers),
+            avoided=frozenset(self._failures),
+            dying=frozenset(name for name, at_s in self._failures.items() if not self._is_back(name, at_s)),
             preferred_decode=self._preferred_decode,
             num_own_blocks=self._num_own_blocks,
             num_local_tokens=self._num_local_tokens,

@@ -55,6 +55,7 @@ def placement_request(
     block_size: int,
     block_hashes: tuple[bytes, ...],
     avoided: frozenset[str] = frozenset(),
+    dying: frozenset[str] = frozenset(),
     preferred_decode: str = "",
     num_own_blocks: int = 0,
     num_local_tokens: int = 0,
@@ -64,7 +65,7 @@ def placement_request(
 
     Args:
         projected_tokens: generated ones that a decode worker grants blocks for at first, at most; 0: all.
-        num_own_blocks, num_local_tokens, may_degrade: as of `PlacementRequest`.
+        avoided, dying, num_own_blocks, num_local_tokens, may_degrade: as of `PlacementRequest`.
     """
     num_tokens = len(request.prompt_ids) + num_emitted
     num_left = request.params.max_tokens - num_emitted
@@ -81,6 +82,7 @@ def placement_request(
         pinned_prefill=request.placement.prefill_worker,
         pinned_decode=request.placement.decode_worker,
         avoided=avoided,
+        dying=dying,
         preferred_decode=preferred_decode,
         num_own_blocks=num_own_blocks,
         num_local_tokens=num_local_tokens,

@@ -40,6 +40,7 @@ def pools(names: str) -> st.SearchStrategy[list[WorkerView]]:
 @st.composite
 def requests(draw: st.DrawFn) -> PlacementRequest:
     num_tokens = draw(st.integers(NUM_PROMPT_BLOCKS * 16, NUM_PROMPT_BLOCKS * 16 + 15))
+    avoided = draw(st.frozensets(st.sampled_from("abcdef"), max_size=3))
     return PlacementRequest(
         num_tokens=num_tokens,
         num_prefill_blocks=-(-num_tokens // 16),
@@ -49,7 +50,8 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         num_local_tokens=draw(st.sampled_from([0, 40, 1_000])),
         may_degrade=draw(st.booleans()),
         pinned_decode=draw(st.sampled_from(["", "", "", "d"])),
-        avoided=draw(st.frozensets(st.sampled_from("abcdef"), max_size=3)),
+        avoided=avoided,
+        dying=draw(st.sampled_from([frozenset(), avoided])),
         preferred_decode=draw(st.sampled_from(["", "e"])),
     )
 
@@ -84,7 +86,7 @@ def test_only_workers_with_room_that_take_work_and_a_refusal_only_where_there_is
         and request.pinned_prefill in ("", w.worker_id)
     }
     has_prefill = any(w.ready and w.expected for w in snapshot.prefill)
-    has_other = any(w.ready and w.expected and w.worker_id not in request.avoided for w in snapshot.prefill)
+    has_other = any(w.ready and w.expected and w.worker_id not in request.dying for w in snapshot.prefill)
     decision = place(request, snapshot)
     if isinstance(decision, Refusal):
         assert not {"decode": decode, "prefill": prefill, "local": local}[decision.role]

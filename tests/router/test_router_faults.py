@@ -122,6 +122,25 @@ async def test_the_next_attempt_takes_over_the_blocks_of_the_last_one() -> None:
         assert all_calls(lab, "Reserve") == [1, 2, 3]
 
 
+async def test_who_has_its_blocks_already_passes_those_that_wait_for_room() -> None:
+    """They may wait for the very room that it has."""
+    async with router_lab(num_prefill=2, num_blocks=2) as lab:
+        for stub in lab.prefill:
+            stub.faults.prefill_gate = asyncio.Event()
+        stream = asyncio.create_task(check_same_stream(lab))
+        await eventually(lambda: any(calls(stub, "Prefill") for stub in lab.prefill))
+        first, second = sorted(lab.prefill, key=lambda stub: not calls(stub, "Prefill"))
+        gate = lab.router._dispatcher._gate
+        waiting = Waiter(is_again=True)
+        gate._calls[waiting] = asyncio.Event()
+        gate._admission.line.join(waiting)
+        assert second.faults.prefill_gate is not None
+        second.faults.prefill_gate.set()
+        await first.kill()
+        await stream
+        gate._admission.leave(waiting)
+
+
 async def test_a_lease_that_is_not_taken_over_is_released() -> None:
     """The next attempt is placed elsewhere, as the worker with its blocks takes nothing new."""
     async with router_lab(num_prefill=2, num_decode=2) as lab:

@@ -108,6 +108,28 @@ async def test_a_prompt_that_its_only_prefill_worker_fails_is_computed_by_a_deco
         assert (await lab.generate()).HasField("handoff"), "it is there for others"
 
 
+async def test_a_prefill_worker_that_has_failed_a_request_and_is_back_computes_its_prompt_again() -> None:
+    """When its decode worker dies too, much later."""
+    async with router_lab(num_decode=2, **OFFERED) as lab:
+        prefill = lab.prefill[0]
+        prefill.faults.prefill = [Unavailable("busy dying")]
+        faults = Faults(stall_at=5)
+        for worker in lab.decode:
+            worker.faults = faults
+        running = asyncio.create_task(lab.generate(max_tokens=20))
+        await eventually(lambda: faults.stall_at is None)
+        [holder] = [worker for worker in lab.decode if "ComputePrompt" in names(worker)]
+        await lose_prefill(lab)
+        await prefill.start()
+        link = lab.router._registry.link(prefill.worker_id)
+        await eventually(lambda: link is not None and link.state.value == "ready")
+        lab.forget()
+        await holder.kill()
+        complete = await running
+        assert list(complete.output_ids) == ANSWER
+        assert names(prefill) == ["Prefill"]
+
+
 @pytest.mark.parametrize("index", [0, 1, 7])
 async def test_a_decode_worker_that_dies_while_it_serves_alone_is_replaced(index: int) -> None:
     """Before its first token, or later: another one computes prompt and emitted tokens."""

@@ -312,7 +312,9 @@ def test_without_a_prefill_worker_decode_workers_compute_prompts_unless_they_are
 
 
 def test_a_prompt_that_has_failed_at_every_prefill_worker_is_computed_at_a_decode_worker_that_can() -> None:
-    local, failed = [worker("d", local_prefill_ms_per_token=5.0)], replace(REQUEST, avoided=frozenset({"p"}))
+    local, failed = [worker("d", local_prefill_ms_per_token=5.0)], replace(
+        REQUEST, avoided=frozenset({"p"}), dying=frozenset({"p"})
+    )
     there = snapshot([worker("p"), worker("gone", ready=False)], local)
     assert kind_of(place(failed, there)) is PrefillKind.LOCAL
     assert placed(place(replace(failed, num_decode_blocks=0), there)) == ("d", "d")
@@ -322,6 +324,7 @@ def test_a_prompt_that_has_failed_at_every_prefill_worker_is_computed_at_a_decod
         (failed, snapshot([worker("p")], [worker("d")])),
         (replace(failed, may_degrade=False), there),
         (replace(failed, pinned_prefill="p"), there),
+        (replace(failed, dying=frozenset()), there),  # it has come back
     ):
         assert kind_of(place(request, pools)) is PrefillKind.REMOTE
 

@@ -188,10 +188,10 @@ async def test_a_worker_whose_lifeline_ends_is_lost_while_its_streams_still_stan
         link._task = asyncio.create_task(link._run())
         await eventually(lambda: link.state.value == "ready" and len(lines) == 1)
         stub._info["lifeline_port"] = 0
+        held.close()
         lines[0].close()
         await eventually(lambda: link.error is not None and "its process is gone" in link.error.message)
         await eventually(lambda: link.state.value == "ready")
-        held.close()
 
 
 async def test_a_lifeline_that_is_not_reached_loses_nobody() -> None:
@@ -204,3 +204,24 @@ async def test_a_lifeline_that_is_not_reached_loses_nobody() -> None:
         await eventually(lambda: link.state.value == "ready" and link.info is not None and link.info.lifeline_port == 9)
         assert list((await lab.generate(max_tokens=20)).output_ids) == ANSWER
         assert link.state.value == "ready"
+
+
+async def test_what_ends_a_lifeline_while_its_port_is_open_loses_nobody() -> None:
+    """Something between, such as a proxy, that lets connect and hangs up."""
+    async with router_lab() as lab:
+        num_ended = 0
+
+        def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_ended
+            num_ended += 1
+            writer.close()
+
+        async with await asyncio.start_server(end, "127.0.0.1", 0) as between:
+            stub, link = lab.decode[0], link_to(lab, lab.decode[0])
+            stub._info["lifeline_port"] = between.sockets[0].getsockname()[1]
+            link._lose(Unavailable("so that it asks again"))
+            link._task.cancel()
+            link._task = asyncio.create_task(link._run())
+            await eventually(lambda: num_ended == 2 and link.state.value == "ready")
+            assert list((await lab.generate(max_tokens=20)).output_ids) == ANSWER
+            assert (link.state.value, num_ended) == ("ready", 2)

@@ -165,14 +165,14 @@ class Controller:
             PdRelayError: the new one did not start; the one before serves on.
         """
         before = self._router
-        # For a while there are two: a host that Ray gives one CPU has room for the one that leaves alone.
+        # For a while there are two: a host that Ray gives one CPU has room for the one that leaves alone. It stays so:
+        # that CPU may be somebody else's by the time the new one dies and is started again.
         after = self._lives.new_member(replace(before.plan, num_cpus=0))
         try:
             await self._lives.in_time("the new router", self._begin(after))
         except BaseException:
             self._lives.kill(after)
             raise
-        after.plan = before.plan  # of its next lives
         self._end_watch(before)
         self._router = after
         self._leaving_routers.append(before)
