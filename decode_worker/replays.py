@@ -6,6 +6,7 @@ slots.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from pd_engine.sequence import Sequence
 from pd_engine.steps.forward import Steps
 from pd_engine.steps.prefill import Chunk
 from pd_engine.steps.state import can_draft
+
+log = logging.getLogger(__name__)
 
 WORTH_TOKENS = 4  # still to come, for each that is computed again: it costs up to a step, drafts save a quarter of one
 
@@ -52,6 +55,11 @@ class Replays:
         again = replace(due, num_computed=max(0, due.num_computed_mtp - 1), pending_hidden=None, processor=None)
         num_tokens = min(max(2, num_tokens), due.num_computed - again.num_computed)
         started_s = self._steps.clock()
-        self._steps.prefill(self._engine, [Chunk(sequence=again, num_tokens=num_tokens)], lambda component: None)
+        try:
+            self._steps.prefill(self._engine, [Chunk(sequence=again, num_tokens=num_tokens)], lambda component: None)
+        except Exception:  # without it this one makes no drafts; its tokens and those of others are the same
+            log.exception("tokens of %s could not be computed again for drafts", due.name)
+            due.speculate = 0
+            return
         self._budget.note_chunk(num_tokens, self._steps.clock() - started_s)
         due.num_computed_mtp = again.num_computed_mtp

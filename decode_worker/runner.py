@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +150,11 @@ class DecodeRunner:
         self._mover.drop(name)
         if sequence is None:
             return None
-        self._steps.catch_up(self.engine, [], [sequence])
+        try:
+            self._steps.catch_up(self.engine, [], [sequence])
+        except Exception:  # these slots are for later requests; nothing of this one is lost without them
+            log.exception("MTP slots of %s could not be written", name)
+            return None
         return sequence.num_computed_mtp
 
     def step(self) -> bool:
@@ -197,7 +202,8 @@ class DecodeRunner:
                     progress.append(_progress(sequence, outcome))
         except Exception:
             log.exception("a decode step failed: %s", [sequence.name for sequence in sequences])
-            log.error("memory then: %s", audit_text(memory_of(self.engine, host_cache_bytes=0)))
+            with contextlib.suppress(OSError):  # no file may be opened any more
+                log.error("memory then: %s", audit_text(memory_of(self.engine, host_cache_bytes=0)))
             return [], dict.fromkeys(
                 (sequence.name for sequence in sequences),
                 Internal("a decode step failed; the worker's log has the details"),

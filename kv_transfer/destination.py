@@ -21,7 +21,7 @@ from kv_transfer.manifest import Hello
 from kv_transfer.peers import Peers
 from kv_transfer.prefix_calls import HeldPrefix, PrefixCalls, WantedPrefix
 from kv_transfer.pull import PullDesk
-from kv_transfer.ticker import TICKS_A_LEASE, OnCrash, Ticker, ignore_crash
+from kv_transfer.ticker import OnCrash, Ticker, ignore_crash, tick_s
 from kv_transfer.transfer_totals import TransferTotals
 from kv_transfer.transport import Checksums, PullTransport
 from pd_engine.cache.arena import Arena
@@ -81,7 +81,7 @@ class HandoffDestination:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.Task[None] | None = None
         self._ticker = Ticker(
-            "kv-destination-ticks", settings.lease_ms / 1000 / TICKS_A_LEASE, self._tick_and_sweep, on_crash
+            "kv-destination-ticks", tick_s(settings.lease_ms), self._tick_and_sweep, on_crash
         )
 
     async def start(self) -> None:

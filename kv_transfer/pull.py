@@ -235,7 +235,7 @@ class PullDesk:
     async def _verify(self, fetch: Fetch, fetched: Fetched) -> npt.NDArray[np.bool_]:
         """Outside the event loop's thread, if it takes long. What is right is in the arena's components afterwards."""
         if must_read(fetch, fetched, self._checksums):
-            is_right_N = await asyncio.to_thread(verify, fetch, fetched, self._arena, self._checksums)
+            is_right_N = await run_in_thread(None, partial(verify, fetch, fetched, self._arena, self._checksums))
         else:
             is_right_N = verify(fetch, fetched, self._arena, self._checksums)
         if self._arena.is_staged:

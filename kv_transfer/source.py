@@ -20,7 +20,7 @@ from kv_transfer.publisher import Progress, Publisher
 from kv_transfer.source_book import SourceBook
 from kv_transfer.source_service import Holder, KvSourceService, PieceStreams
 from kv_transfer.source_state import MARGIN_S, SourceEnd, SourceHandoff
-from kv_transfer.ticker import TICKS_A_LEASE, OnCrash, Ticker, ignore_crash
+from kv_transfer.ticker import OnCrash, Ticker, ignore_crash, tick_s
 from kv_transfer.transport import Checksums, SourceTransport
 from pd_engine.cache.arena import Arena
 from pd_engine.cache.layout import CacheLayout
@@ -78,7 +78,7 @@ class HandoffSource:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_started = False
         self._ticker = Ticker(
-            "kv-source-ticks", settings.lease_ms / 1000 / TICKS_A_LEASE, self._tick_now, on_crash
+            "kv-source-ticks", tick_s(settings.lease_ms), self._tick_now, on_crash
         )
 
     @property

@@ -103,7 +103,11 @@ class ProcessSurroundings:
         return build_server(secret=self._secret)
 
     def lifeline(self) -> Lifeline | None:
-        return Lifeline(self._host)
+        try:
+            return Lifeline(self._host)
+        except (OSError, RuntimeError) as error:  # no more files, or threads: the streams tell
+            log.warning("no lifeline: %s", error)
+            return None
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
         return connect(address, self._secret)

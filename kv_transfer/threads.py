@@ -32,7 +32,7 @@ def run_in_thread(executor: Executor | None, call: Callable[[], T]) -> asyncio.F
 
     try:
         asyncio.get_running_loop().run_in_executor(executor, run)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if result.cancel():  # else a thread of the pool was free just then, and has begun
             raise Unavailable(f"there is no thread for a transfer: {error}") from None
     return asyncio.wrap_future(result)

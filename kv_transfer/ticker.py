@@ -9,8 +9,14 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger(__name__)
 
 TICKS_A_LEASE = 20
+MAX_TICK_S = 5.0  # holds and tokens live shorter than a long lease
 
 OnCrash = Callable[[Exception], None]
+
+
+def tick_s(lease_ms: int) -> float:
+    """How often what expires is looked for."""
+    return min(lease_ms / 1000 / TICKS_A_LEASE, MAX_TICK_S)
 
 
 def ignore_crash(error: Exception) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import signal
 import socket
 import threading
 
@@ -32,18 +33,27 @@ class Lifeline:
     """
 
     def __init__(self, host: str) -> None:
+        """Raises:
+        OSError, RuntimeError: this process may have no more files, or threads.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        woken, self._waker = os.pipe()
+        has_own_files: list[bool] = []
+        is_decided = threading.Event()
         with socket.create_server((host, 0), family=family, backlog=MAX_HELD) as listener:
             self.port = listener.getsockname()[1]
-            has_own_files: list[bool] = []
-            is_decided = threading.Event()
+            woken, self._waker = os.pipe()
             self._thread = threading.Thread(
                 target=_hold, args=(listener.fileno(), woken, has_own_files, is_decided), name="lifeline", daemon=True
             )
-            self._thread.start()
-            is_decided.wait()
-        os.close(woken)  # as the listener: the thread has its own
+            try:
+                self._thread.start()
+            except RuntimeError:
+                os.close(self._waker)
+                raise
+            else:
+                is_decided.wait()
+            finally:
+                os.close(woken)  # as the listener: the thread has its own
         if not has_own_files:
             self.port = 0
             log.info("no lifeline: unshare(CLONE_FILES) is not allowed here")
@@ -56,6 +66,7 @@ class Lifeline:
 
 def _hold(listening: int, woken: int, has_own_files: list[bool], is_decided: threading.Event) -> None:
     """Until the other end of `woken` is closed; then all of the table goes with the thread."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # to wake the loop takes a file that is not here
     try:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_FILES) != 0:
             return

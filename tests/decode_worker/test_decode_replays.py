@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from decode_worker.replays import WORTH_TOKENS, is_worth_it
+from decode_worker.itl_budget import ItlBudget
+from decode_worker.replays import WORTH_TOKENS, Replays, is_worth_it
 from decode_worker.runner import DecodeRunner, StepReport
 from decode_worker.scheduler import Place
 from pd_engine.engine import Engine
@@ -126,5 +127,27 @@ def test_one_that_is_dropped_has_all_its_mtp_slots(engine: Engine, num_steps: in
         runner.step()
     assert runner.drop("dropped") == sequence.num_computed == 12 + num_steps
     assert_mtp_slots_are_true(engine, sequence)
+    assert runner.drop("dropped") is None
+    assert not runner.step()
+
+
+def out_of_memory(*args: object) -> None:
+    raise MemoryError
+
+
+def test_one_whose_replay_fails_goes_on_without_drafts(engine: Engine) -> None:
+    sequence = begun(engine, "unlucky", 1_500)
+    for _ in range(60):
+        let_go([sequence])
+        try_decode_step(engine, [sequence], 0)
+    assert is_worth_it(sequence)
+    Replays(engine, Steps(prefill=out_of_memory), ItlBudget()).advance([sequence], STEP_S)
+    assert not is_worth_it(sequence), "it is not tried again"
+    assert isinstance(try_decode_step(engine, [sequence], 1)[0], DecodeOutput)
+
+
+def test_one_whose_last_mtp_slots_cannot_be_written_is_dropped_all_the_same(engine: Engine) -> None:
+    runner = DecodeRunner(engine, 4, lambda report: None, steps=Steps(catch_up=out_of_memory))
+    runner.add(begun(engine, "dropped", 100), Place())
     assert runner.drop("dropped") is None
     assert not runner.step()

@@ -50,10 +50,14 @@ def test_memory_goes_with_the_last_tensor_in_it(monkeypatch: pytest.MonkeyPatch)
     first = pages.keep(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
     large = pages.keep(torch.zeros((1 << 18) + 1, dtype=torch.uint8))
     last = pages.keep(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
+    assert len(slabs) == 2
+    another = pages.keep(torch.zeros(1 << 18, dtype=torch.uint8))
     assert len(slabs) == 3
-    del large, pages
+    del large
     assert [slab() is None for slab in slabs] == [False, True, False]
-    del first, last
+    del first, last, pages
+    assert [slab() is None for slab in slabs] == [True, True, False]
+    del another
     assert [slab() is None for slab in slabs] == [True, True, True]
 
 

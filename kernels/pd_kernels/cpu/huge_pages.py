@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 class HugePages:
-    """One set of weights. A slab is given back when the last tensor in it has gone."""
+    """One set of weights. A slab is given back when the last tensor in it has gone, the last one not before this."""
 
     def __init__(self) -> None:
         self._slab: mmap.mmap | None = None
@@ -29,13 +29,21 @@ class HugePages:
         num_bytes = tensor.numel() * tensor.element_size()
         if num_bytes < SMALL_BYTES:
             return tensor
-        if self._slab is None or self._num_used + num_bytes > len(self._slab):
-            self._slab, self._num_used = _mapped(max(SLAB_BYTES, num_bytes)), 0
+        if num_bytes > SLAB_BYTES:
+            own = _mapped(num_bytes)
+            return tensor if own is None else _copied(tensor, own, 0)
+        if self._slab is None or self._num_used + num_bytes > SLAB_BYTES:
+            self._slab, self._num_used = _mapped(SLAB_BYTES), 0
         if self._slab is None:
             return tensor
-        there = torch.frombuffer(self._slab, dtype=tensor.dtype, offset=self._num_used, count=tensor.numel())
+        offset = self._num_used
         self._num_used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        return there.view(tensor.shape).copy_(tensor)
+        return _copied(tensor, self._slab, offset)
+
+
+def _copied(tensor: Tensor, slab: mmap.mmap, offset: int) -> Tensor:
+    there = torch.frombuffer(slab, dtype=tensor.dtype, offset=offset, count=tensor.numel())
+    return there.view(tensor.shape).copy_(tensor)
 
 
 def _mapped(num_bytes: int) -> mmap.mmap | None:
