@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,10 @@ def test_a_lab_whose_process_was_killed_is_removed_and_one_in_use_is_not(network
     lost.make()
     [host] = lost.hosts
     left = subprocess.Popen(["ip", "netns", "exec", host.namespace, "sleep", "1000"])
+    listed = ["ip", "netns", "pids", host.namespace]
+    while str(left.pid) not in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split():
+        assert left.poll() is None
+        time.sleep(0.01)
     (records / lost.bridge).write_text(lost.to_json(), encoding="utf-8")
     assert remove_abandoned(records) == [lost.bridge]
     assert left.wait() == -9

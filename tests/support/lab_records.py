@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support.lab_network import LabNetwork
@@ -17,10 +18,11 @@ def recorded(network: LabNetwork, records: Path = RECORDS) -> Iterator[None]:
     """For the time in which there is something of it; removed at the end."""
     records.mkdir(mode=0o700, exist_ok=True)
     path = records / network.bridge
-    with path.open("w", encoding="utf-8") as record:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=records, prefix=".", delete=False) as record:
         fcntl.flock(record, fcntl.LOCK_EX)
         record.write(network.to_json())
         record.flush()
+        Path(record.name).rename(path)  # nobody sees it before it is locked and whole
         try:
             yield
         finally:
@@ -31,14 +33,10 @@ def recorded(network: LabNetwork, records: Path = RECORDS) -> Iterator[None]:
 def remove_abandoned(records: Path = RECORDS) -> list[str]:
     """The names of the bridges that they had."""
     removed = []
-    for path in records.glob("*"):
-        with path.open(encoding="utf-8") as record:
-            try:
-                fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue  # in use
-            if text := record.read():  # else nothing had been made yet
-                LabNetwork.of_json(text).remove()
-                removed.append(path.name)
+    for path in records.glob("[!.]*"):
+        with suppress(FileNotFoundError, BlockingIOError), path.open(encoding="utf-8") as record:  # gone, or in use
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            LabNetwork.of_json(record.read()).remove()
+            removed.append(path.name)
             path.unlink()
     return removed

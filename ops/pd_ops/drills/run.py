@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pd_engine.contracts import api_pb2
-from pd_engine.errors import PdRelayError
+from pd_engine.errors import FailedPrecondition, PdRelayError
 from pd_engine.settings import Settings
 from pd_ops.client import RouterClient, router_client
 from pd_ops.drills.access import Access
@@ -60,10 +60,11 @@ class DrillRunner:
         self._oracle = oracle
         self._note = note
         self._expected: dict[int, Outcome] = {}  # by id() of a steady request
+        self._sizes: dict[str, int] | None = None  # of the pools, before the first drill
 
     async def run(self, name: str) -> DrillResult:
         """Raises:
-        FailedPrecondition: the cluster lacks what the drill breaks.
+        FailedPrecondition: the cluster lacks what the drill breaks, or is not whole since an earlier drill.
         """
         drill, plan, began = DRILLS[name], self._plan, time.monotonic()
         plan.access.hands.check(*drill.faults)
@@ -76,8 +77,7 @@ class DrillRunner:
             note=self._note, give_up_s=plan.recovery_s, target=plan.target,
         )
         async with router_client(plan.address) as client, _in_background(Observer(plan.address)) as observer:
-            await observer.wait_sighting()
-            sizes = observer.sightings[-1].num_ready()
+            sizes = await self._whole(observer)
             async with _steady(traffic):
                 await traffic.wait_done(plan.num_clients)
                 broken = await drill.run(scene)
@@ -95,6 +95,20 @@ class DrillRunner:
             may_be_too_much=plan.schedule is not None,
         )
         return judge(name, drill, seen, seconds=time.monotonic() - began, load=load)
+
+    async def _whole(self, observer: Observer) -> dict[str, int]:
+        """Ready workers by role: as before the first drill, else nothing seen after this one means anything."""
+        await observer.wait_sighting()
+        if self._sizes is None:
+            self._sizes = observer.sightings[-1].num_ready()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._plan.recovery_s):
+                while observer.sightings[-1].num_ready() != self._sizes:
+                    await observer.wait_sighting()
+                return self._sizes
+        raise FailedPrecondition(
+            f"ready workers are {observer.sightings[-1].num_ready()}, and were {self._sizes} before the first drill"
+        )
 
     async def _recovered(
         self, observer: Observer, drill: Drill, broken: Broken, sizes: dict[str, int]
