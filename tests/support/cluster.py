@@ -90,20 +90,22 @@ async def start_process(
 async def worker_processes(
     settings: dict[str, Any], log_dir: Path, *, prefill: int = 1, decode: int = 1
 ) -> AsyncIterator[tuple[list[ProcessWorker], list[ProcessWorker]]]:
-    """(prefill workers, decode workers) as processes; killed at the end, whatever happened."""
+    """(prefill workers, decode workers) as processes; killed at the end, whatever happened, and with them what a test has
+    put in their places in these lists."""
     started = await asyncio.gather(
         *(start_process("prefill", f"prefill-{number}", settings, log_dir) for number in range(prefill)),
         *(start_process("decode", f"decode-{number}", settings, log_dir) for number in range(decode)),
         return_exceptions=True,
     )
     workers = [worker for worker in started if isinstance(worker, ProcessWorker)]
+    pools = workers[:prefill], workers[prefill:]
     try:
         failures = [failure for failure in started if isinstance(failure, BaseException)]
         if failures:
             raise failures[0]
-        yield workers[:prefill], workers[prefill:]
+        yield pools
     finally:
-        await asyncio.gather(*(worker.kill() for worker in workers))
+        await asyncio.gather(*(worker.kill() for worker in [*workers, *pools[0], *pools[1]]))
 
 
 @contextlib.asynccontextmanager
