@@ -90,8 +90,8 @@ async def start_process(
 async def worker_processes(
     settings: dict[str, Any], log_dir: Path, *, prefill: int = 1, decode: int = 1
 ) -> AsyncIterator[tuple[list[ProcessWorker], list[ProcessWorker]]]:
-    """(prefill workers, decode workers) as processes; killed at the end, whatever happened, and with them what a test has
-    put in their places in these lists."""
+    """(prefill workers, decode workers) as processes; killed at the end, whatever happened, and with them what a test
+    has put in their places in these lists."""
     started = await asyncio.gather(
         *(start_process("prefill", f"prefill-{number}", settings, log_dir) for number in range(prefill)),
         *(start_process("decode", f"decode-{number}", settings, log_dir) for number in range(decode)),
