@@ -36,7 +36,6 @@ from pd_engine.service.identity import (
     limits_of,
     max_speculate,
     prefix_cache,
-    start_cost,
     worker_info,
 )
 from pd_engine.service.memory import audit_text
@@ -125,7 +124,7 @@ class DecodeWorker:
             has_room=lambda: not core.room.num_preempted,
         )
         self._add_services(core, source, self._holder)
-        self._start_cost = start_cost()
+        self._start_cost = self._around.start_cost()
         await self._endpoint.serve(self._tick, self._on_crash)
         log.info(
             "decode worker %s answers on %s, %.1f s after its process began, of which it computed for %.1f s",

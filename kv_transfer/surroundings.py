@@ -20,7 +20,7 @@ from pd_engine.engine import Engine
 from pd_engine.model.checkpoint import resolve_model
 from pd_engine.service.client import connect
 from pd_engine.service.compute import Compute, ComputeThread, Core
-from pd_engine.service.identity import memory_of, rss_bytes
+from pd_engine.service.identity import StartCost, memory_of, rss_bytes, start_cost
 from pd_engine.service.ids import NewId, random_id
 from pd_engine.service.lifeline import Lifeline
 from pd_engine.service.server import build_server
@@ -76,6 +76,9 @@ class Surroundings(Protocol):
     def rss_bytes(self) -> int:
         """Resident memory of this process."""
 
+    def start_cost(self) -> StartCost:
+        """Of this process, until now."""
+
     def source_transports(self) -> Sequence[SourceTransport]: ...
 
     def pull_transports(self, arena: Arena) -> Sequence[PullTransport]: ...
@@ -92,6 +95,7 @@ class ProcessSurroundings:
     publisher = Publisher
     memory = staticmethod(memory_of)
     rss_bytes = staticmethod(rss_bytes)
+    start_cost = staticmethod(start_cost)
 
     def __init__(self, settings: Settings, *, secret: str, host: str, steps: Steps = THE_MODEL) -> None:
         self.steps = steps

@@ -26,7 +26,6 @@ from pd_engine.service.identity import (
     limits_of,
     max_speculate,
     prefix_cache,
-    start_cost,
     worker_info,
 )
 from pd_engine.service.memory import audit_text
@@ -118,7 +117,7 @@ class PrefillWorker:
         self._fetcher.destination = self._destination = self._make_destination(engine, self._fetcher)
         await self._destination.start()
         self._add_services(core, self._source, self._holder)
-        self._start_cost = start_cost()
+        self._start_cost = self._around.start_cost()
         await self._endpoint.serve(self._tick, self._on_crash)
         log.info(
             "prefill worker %s answers on %s, %.1f s after its process began, of which it computed for %.1f s",

@@ -17,6 +17,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.engine import Engine
 from pd_engine.service.client import SecretChannel
 from pd_engine.service.compute import Compute, Core
+from pd_engine.service.identity import StartCost
 from pd_engine.service.ids import NewId
 from pd_engine.steps.forward import Steps
 from pd_ops.simulation.calls import MemoryChannel
@@ -78,6 +79,9 @@ class SimulatedSurroundings:
 
     def rss_bytes(self) -> int:
         return 0
+
+    def start_cost(self) -> StartCost:
+        return StartCost(seconds=0.0, cpu_seconds=0.0)
 
     def load_engine(self, max_speculate: int, *, also_needed: Mapping[str, int] | None = None) -> Engine:
         self.engine = ToyEngine(self.num_blocks)
