@@ -11,8 +11,8 @@ import pytest
 from pd_ops.simulation.run import play, play_all
 
 SEEDS = range(200)
-MANY_SEEDS = range(200, 2_000)
-SEEDS_A_PART = 300
+MANY_SEEDS = range(200, 1_000)
+SEEDS_A_PART = 200
 
 
 def assert_all_well(seeds: range) -> None:
