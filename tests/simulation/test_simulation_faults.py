@@ -25,6 +25,12 @@ def test_faults_harm_no_request_and_leave_nothing() -> None:
     assert_all_well(SEEDS)
 
 
+@pytest.mark.timeout(60)
+def test_a_router_that_is_killed_while_it_starts_holds_up_nobody() -> None:
+    """There is such a one in this world."""
+    assert_all_well(range(1_036, 1_037))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
+from typing import Any
 
 from pd_ops.simulation.around import SimulatedSurroundings
 from pd_ops.simulation.faults import FaultName, Trouble
@@ -67,6 +68,7 @@ class SimulatedCluster:
         self._tell = tell
         self._complain = complain
         self._on_end = on_end
+        self._deaths: dict[Process, asyncio.Future[None]] = {}
         self._ids = chance("ids")
         self._bad_fetches: Counter[str] = Counter()
         self.num_troubles = 0
@@ -145,8 +147,7 @@ class SimulatedCluster:
             await worker.start()
             self.workers[name] = self.members[process] = worker
 
-        self._tell(process, "starts")
-        await self._loop.create_task(start(), context=process.context())
+        await self._begin(process, start())
 
     async def _start_router(self, name: str) -> None:
         process = self.new_process(name)
@@ -157,11 +158,20 @@ class SimulatedCluster:
             self.routers[name] = router
             await router.start(endpoints)
 
+        await self._begin(process, start())
+
+    async def _begin(self, process: Process, start: Coroutine[Any, Any, None]) -> None:
+        """Until it has started, or has been killed meanwhile."""
         self._tell(process, "starts")
-        await self._loop.create_task(start(), context=process.context())
+        died = self._deaths[process] = self._loop.create_future()
+        starting = self._loop.create_task(start, context=process.context())
+        await asyncio.wait([starting, died], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
 
     async def _crash(self, process: Process, seconds: float) -> None:
         process.is_alive = False
+        self._deaths[process].set_result(None)
         if process.name in self.routers:
             self._look_whom_it_leaves(self.routers.pop(process.name))
         self.network.died(process)
