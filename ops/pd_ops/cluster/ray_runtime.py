@@ -131,7 +131,11 @@ def _init(ray: Any, settings: ClusterSettings, num_cpus: int, guard: Guarded) ->
 def _without_unused_processes(ray: Any) -> Iterator[None]:
     """A Ray that is started meanwhile has none of `UNUSED_PROCESSES`; one that names them otherwise has them all the
     same, and serves."""
-    node = ray._private.node.Node
+    try:
+        node = ray._private.node.Node
+    except AttributeError:
+        yield
+        return
     starts = {name: getattr(node, name) for name in UNUSED_PROCESSES if hasattr(node, name)}
     for name in starts:
         setattr(node, name, _start_nothing)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pd_engine.errors import InvalidArgument
-from pd_ops.bench.serve.prompt_costs import FEWEST_STRETCHES, prompt_costs
 from pd_ops.bench.serve.record import Record
 from pd_ops.bench.serve.request_parts import Part, Rate, Times, cut, prefill_rate, uncached_tokens
 from pd_ops.bench.serve.result import Result
@@ -73,6 +72,8 @@ def _rate(result: Result, known: Sequence[Record]) -> Rate:
     topology = result.identity.get("topology") or {}
     num_workers = topology.get("prefill") or topology.get("decode")
     if isinstance(num_workers, int) and num_workers > 0 and all(record.queue_ms is not None for record in known):
+        from pd_ops.bench.serve.prompt_costs import FEWEST_STRETCHES, prompt_costs
+
         costs = prompt_costs(known, num_workers)
         if costs.num_stretches >= FEWEST_STRETCHES and costs.tells_doors:
             return Rate(fixed_ms=costs.door_ms, ms_per_token=costs.ms_per_token, ms_per_pair=costs.ms_per_pair)
