@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leaves CUDA_VISIBLE_DEVICES of actors without GPUs alone
     "RAY_worker_niceness": "0",                 # Ray's 15 is for batch work: whatever else runs here would go first
     "RAY_memory_monitor_refresh_ms": "0",       # Ray would kill a worker that it cannot replace when the host is full
-    "MALLOC_ARENA_MAX": "2",                    # glibc's arenas a thread would cost workers tens of MB
+    "MALLOC_ARENA_MAX": "1",                    # glibc's arenas a thread would cost workers tens of MB
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",           # Ray would print in our terminal that a worker died; all is skipped
     "TOKENIZERS_PARALLELISM": "false",
 }
