@@ -126,6 +126,22 @@ async def test_no_room_changes_nothing() -> None:
     assert fleet.log == []
 
 
+async def test_room_of_a_removed_worker_is_waited_for() -> None:
+    """Ray counts it as free some time after the worker's end: a roll over full hosts meets that."""
+    fleet = PretendedFleet(prefill=1, decode=2)
+    still_taken = {"prefill-0": 3, "decode-0": 3}  # asked so often, its room is still taken
+
+    def check_room(roles: Sequence[Role]) -> None:
+        for worker, times in still_taken.items():
+            if f"-{worker}" in fleet.log and times > 0:
+                still_taken[worker] -= 1
+                raise ResourceExhausted("no room yet")
+
+    result = await Operations(fleet, check_room).run(RollRequest(drain_s=1.0), caller())
+    assert [one["id"] for one in result["replaced"]] == ["prefill-0", "decode-0", "decode-1", "router"]
+    assert still_taken == {"prefill-0": 0, "decode-0": 0}
+
+
 async def test_a_worker_is_drained_unless_it_is_the_last_that_serves() -> None:
     fleet = PretendedFleet(decode=2)
     result = await operations(fleet).run(DrainRequest(worker="decode-0", drain_s=0.0), caller())

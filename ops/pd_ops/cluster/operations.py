@@ -7,10 +7,11 @@ gone away finishes the step that it is in, and begins no other.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, PdRelayError
+from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, PdRelayError, ResourceExhausted
 from pd_engine.settings import Settings
 from pd_ops.cluster.control_messages import (
     DrainRequest,
@@ -27,6 +28,8 @@ from pd_ops.cluster.plan import WORKER_ROLES, ActorPlan, ClusterPlan, Role
 
 Document = dict[str, Any]
 LEAVING = (MemberState.DRAINING, MemberState.ENDED)
+ROOM_RETURNS_S = 10.0  # Ray counts the CPUs of a process that has ended as free some time later
+ROOM_POLL_S = 0.1
 
 
 class Fleet(Protocol):
@@ -76,6 +79,7 @@ class Operations:
         self._check_room = check_room
         self._list_hosts = list_hosts
         self._under_way: str | None = None
+        self._room_may_come_until_s = 0.0  # of the monotonic clock
 
     async def run(self, request: Request, caller: Caller) -> Document:
         """Raises:
@@ -170,7 +174,7 @@ class Operations:
         """All at once. Raises the first error, if one does not start; the others are there then."""
         if not roles:
             return []
-        self._check_room(roles)
+        await self._wait_for_room(roles)
         taken = [worker.actor_id for worker in self._fleet.workers]
         plans: list[ActorPlan] = []
         for role in roles:
@@ -185,12 +189,27 @@ class Operations:
                 raise error
         return [member for member in results if isinstance(member, Member)]
 
+    async def _wait_for_room(self, roles: Sequence[Role]) -> None:
+        """Not longer than it may take until what a removed worker had is free again.
+
+        Raises:
+            ResourceExhausted: there is too little room for these.
+        """
+        while True:
+            try:
+                return self._check_room(roles)
+            except ResourceExhausted:
+                if time.monotonic() >= self._room_may_come_until_s:
+                    raise
+            await asyncio.sleep(ROOM_POLL_S)
+
     async def _remove(self, workers: Sequence[Member], drain_s: float, caller: Caller) -> dict[str, bool]:
         """All at once. By id, whether nothing was left there that had to go on elsewhere."""
         if not workers:
             return {}
         caller.tell(f"draining {_listed(worker.actor_id for worker in workers)} (at most {drain_s:g} s)")
         drained = await asyncio.gather(*(self._fleet.remove_worker(worker, drain_s) for worker in workers))
+        self._room_may_come_until_s = time.monotonic() + ROOM_RETURNS_S
         return {worker.actor_id: is_drained for worker, is_drained in zip(workers, drained, strict=True)}
 
     # Questions
