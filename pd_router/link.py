@@ -300,13 +300,18 @@ class WorkerLink:
     async def _watch_silence(self) -> None:
         """Raises Unavailable once the worker has been silent for long.
 
-        Time is counted in ticks of this loop: when this process itself was stopped, that was one tick.
+        Time is counted in ticks of this loop. One that is late by as much again does not count: this process was held up,
+        and what the worker said may still wait to be read. A connection that is cut ends by gRPC's keepalive even then.
         """
-        num_silent = 0
+        loop, num_silent = asyncio.get_running_loop(), 0
         while num_silent < NUM_TICKS:
             self._heard = False
-            await asyncio.sleep(self._silence_s / NUM_TICKS)
-            num_silent = 0 if self._heard else num_silent + 1
+            tick_s, begun_s = self._silence_s / NUM_TICKS, loop.time()
+            await asyncio.sleep(tick_s)
+            if self._heard:
+                num_silent = 0
+            elif loop.time() - begun_s < 2 * tick_s:
+                num_silent += 1
         raise Unavailable(f"worker {self.worker_id} has said nothing for {self._silence_s:g} s")
 
     def _check_epoch(self, epoch: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError, Unavailable
-from pd_router.link import WorkerLink
+from pd_router.link import NUM_TICKS, WorkerLink
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
 from support.stub_worker import StubWorker
 from support.toy_model import toy_generate
@@ -86,6 +86,24 @@ async def test_a_router_that_was_stopped_itself_loses_nobody(monkeypatch: pytest
         gate.set()
         assert list((await running).output_ids) == ANSWER
         assert attempts(lab, "Reserve") == [1]
+
+
+async def test_a_router_that_is_late_again_and_again_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its looks are late, and what a worker said between two of them may wait to be read. One in time counts."""
+    async with router_lab() as lab:
+        [decode] = lab.decode
+        link = link_to(lab, decode)
+        decode.faults.mute = True
+        loop = asyncio.get_running_loop()
+        now, late_s = loop.time, 0.0
+        monkeypatch.setattr(loop, "time", lambda: now() + late_s)
+        for _ in range(3 * NUM_TICKS):
+            late_s += 2.5 * link._silence_s / NUM_TICKS
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert link.state.value == "ready"
+        be_lost_after(link, 0.5)
+        await eventually(lambda: link.state.value == "lost")
 
 
 async def tell_of_the_end(lab: RouterLab, *ended: str) -> None:

@@ -72,7 +72,7 @@ def drill_all(lab: Lab, directory: Path, names: Sequence[str]) -> tuple[str, boo
     text = (directory / "drills.md").read_text(encoding="utf-8").replace("# Drills", "# The lab of hosts", 1)
     text = text.replace("\n## ", "\n".join(["", *target_lines(drilled["drills"]), "## "]), 1)
     text += "\n".join([
-        "## Up, scaled, down", "",
+        "", "## Up, scaled, down", "",
         f"- {num_hosts} hosts on one machine, each with a network, mounts and processes of its own; `pd-relay up` "
         f"returned after {up_s:.0f} s",
         f"- under load, `pd-relay scale` with {'; '.join(map(' '.join, SCALES))}: {scaled['requests']} requests, "
