@@ -149,7 +149,9 @@ class RouterSettings(Section):
         description="without a prefill worker; local: decode workers compute prompts; refuse: requests are unavailable",
     )
     worker_silence_ms: int = Field(
-        6_000, ge=500, description="a worker that says nothing for so long is lost; a healthy one reports every 200 ms"
+        6_000, ge=500,
+        description="a worker that says nothing for so long is lost, after 2 s if its host does not answer either; a "
+        "healthy one reports every 200 ms",
     )
     kept_traces: int = Field(
         256, ge=0, le=100_000,

@@ -1,8 +1,8 @@
 """The connection to one worker: its streams, the calls of journeys to it, and when it counts as lost.
 
 A worker is ready from its first load report on. It is lost when one of its streams breaks or its lifeline ends, when
-its epoch changes, or when it has been silent for longer than a busy host makes anyone (`router.worker_silence_ms`): a
-single late answer loses nobody. Every journey there is told then, and the link connects anew.
+its epoch changes, or when it has been silent for longer than a busy host makes anyone (`router.worker_silence_ms`), or
+for a shorter time and its host's kernel does not answer either. A single late answer loses nobody. Every journey there is told then, and the link connects anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import ErrorCode, FailedPrecondition, PdRelayError, Unavailable
 from pd_router.breaker import Breaker, jittered_s
 from pd_router.cache_feed import follow_cache
-from pd_router.lifeline import until_ended
+from pd_router.lifeline import WorkerLifeline
 from pd_router.link_state import TRANSITIONS, LinkState, Role, WorkerEndpoint
 from pd_router.pools import WorkerView
 from pd_router.prefix_index import PrefixIndex
@@ -32,7 +32,9 @@ from pd_router.worker_load import WorkerLoad
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
-NUM_TICKS = 8  # of silence in a row before a worker is lost
+NUM_TICKS = 8  # of silence before a worker is lost, at least
+MAX_TICK_S = 0.25
+CUT_S = 1.75   # of silence, where its host does not answer on its lifeline
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 _WORKER_FAULTS = frozenset(
@@ -249,11 +251,14 @@ class WorkerLink:
         renewals = Renewals(
             self.calls, interval_s=self._renew_interval_s, held=self._renewable, on_gone=self._tell_gone
         )
-        loops = [self._follow_loads(), self._follow_cache(), renewals.run(), self._watch_silence()]
+        lifeline = None
+        if info.lifeline_port:
+            lifeline = WorkerLifeline(self.worker_id, self.endpoint.address, info.lifeline_port)
+        loops = [self._follow_loads(), self._follow_cache(), renewals.run(), self._watch_silence(lifeline)]
         if self.role is Role.DECODE:
             loops.append(self._follow_tokens())
-        if info.lifeline_port:
-            loops.append(until_ended(self.worker_id, self.endpoint.address, info.lifeline_port))
+        if lifeline is not None:
+            loops.append(lifeline.until_ended())
         await self._first_end(loops)
 
     async def _first_end(self, loops: list[Coroutine[Any, Any, None]]) -> None:
@@ -297,21 +302,23 @@ class WorkerLink:
     def _note_heard(self) -> None:
         self._heard = True
 
-    async def _watch_silence(self) -> None:
-        """Raises Unavailable once the worker has been silent for long.
+    async def _watch_silence(self, lifeline: WorkerLifeline | None) -> None:
+        """Raises Unavailable once the worker has been silent for long, or its host with it for a while.
 
         Time is counted in ticks of this loop. One that is late by as much again does not count: this process was held up,
         and what the worker said may still wait to be read. A connection that is cut ends by gRPC's keepalive even then.
         """
-        loop, num_silent = asyncio.get_running_loop(), 0
-        while num_silent < NUM_TICKS:
+        loop, silent_s = asyncio.get_running_loop(), 0.0
+        while silent_s < self._silence_s:
             self._heard = False
-            tick_s, begun_s = self._silence_s / NUM_TICKS, loop.time()
+            tick_s, begun_s = min(self._silence_s / NUM_TICKS, MAX_TICK_S), loop.time()
             await asyncio.sleep(tick_s)
             if self._heard:
-                num_silent = 0
+                silent_s = 0.0
             elif loop.time() - begun_s < 2 * tick_s:
-                num_silent += 1
+                silent_s += tick_s
+            if silent_s >= CUT_S and lifeline is not None and lifeline.is_unanswered():
+                raise Unavailable(f"worker {self.worker_id} and its host have said nothing for {silent_s:g} s")
         raise Unavailable(f"worker {self.worker_id} has said nothing for {self._silence_s:g} s")
 
     def _check_epoch(self, epoch: str) -> None:

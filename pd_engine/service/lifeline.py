@@ -56,7 +56,7 @@ class Lifeline:
                 os.close(woken)  # as the listener: the thread has its own
         if not has_own_files:
             self.port = 0
-            log.info("no lifeline: unshare(CLONE_FILES) is not allowed here")
+            log.warning("no lifeline: unshare(CLONE_FILES) is not allowed here")
 
     def close(self) -> None:
         """Ends the connections. To be called once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import time
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pd_router.lifeline import UNANSWERED_S, WorkerLifeline
+from support.lab import needed_paths
+from support.lab_host import PORT
 from support.lab_network import LabNetwork, why_not
 from support.lab_records import recorded, remove_abandoned
 
@@ -20,7 +24,7 @@ NUM_PACKETS = 2_000
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[LabNetwork]:
-    network = LabNetwork.plan(tmp_path, ["a", "b"], kept=[], environment={})
+    network = LabNetwork.plan(tmp_path, ["a", "b"], kept=needed_paths(tmp_path), environment={})
     with recorded(network, tmp_path / "records"):
         network.make()
         yield network
@@ -45,6 +49,28 @@ def test_a_slow_link_loses_a_share_of_the_packets_until_it_is_fast_again(network
     network.fast(host)
     shown = subprocess.run(["tc", "qdisc", "show", "dev", host.link], capture_output=True, text=True, check=True).stdout
     assert "tbf" not in shown and "clsact" not in shown
+
+
+async def test_a_lifeline_tells_whether_its_host_answers(network: LabNetwork) -> None:
+    """Its kernel does, for as long as the way there is open; its processes need not."""
+    host = network.host("a")
+    network.boot(host)
+    line = WorkerLifeline("decode-0", f"{host.address}:1", PORT)  # the host's door, which says nothing first
+    loop = asyncio.get_running_loop()
+    ending, begun_s = asyncio.create_task(line.until_ended()), loop.time()
+    while loop.time() < begun_s + 2 * UNANSWERED_S:
+        assert not line.is_unanswered() and not ending.done()
+        await asyncio.sleep(0.1)
+    for change, is_unanswered in ((network.cut, True), (network.heal, False)):
+        change(host)
+        async with asyncio.timeout(60):
+            while line.is_unanswered() is not is_unanswered:
+                await asyncio.sleep(0.1)
+    network.kill(host)
+    async with asyncio.timeout(60):
+        while not line.is_unanswered():
+            await asyncio.sleep(0.1)
+    ending.cancel()
 
 
 def test_a_lab_whose_process_was_killed_is_removed_and_one_in_use_is_not(network: LabNetwork, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import PdRelayError, Unavailable
-from pd_router.link import NUM_TICKS, WorkerLink
+from pd_router.lifeline import WorkerLifeline
+from pd_router.link import MAX_TICK_S, WorkerLink
 from support.router_lab import PROMPT, RouterLab, eventually, router_lab, settings
 from support.stub_worker import StubWorker
 from support.toy_model import toy_generate
@@ -97,8 +98,8 @@ async def test_a_router_that_is_late_again_and_again_loses_nobody(monkeypatch: p
         loop = asyncio.get_running_loop()
         now, late_s = loop.time, 0.0
         monkeypatch.setattr(loop, "time", lambda: now() + late_s)
-        for _ in range(3 * NUM_TICKS):
-            late_s += 2.5 * link._silence_s / NUM_TICKS
+        for _ in range(round(3 * link._silence_s / MAX_TICK_S)):
+            late_s += 2.5 * MAX_TICK_S
             for _ in range(5):
                 await asyncio.sleep(0)
         assert link.state.value == "ready"
@@ -210,6 +211,32 @@ async def test_a_worker_whose_lifeline_ends_is_lost_while_its_streams_still_stan
         lines[0].close()
         await eventually(lambda: link.error is not None and "its process is gone" in link.error.message)
         await eventually(lambda: link.state.value == "ready")
+
+
+async def test_a_silent_worker_is_lost_soon_where_its_host_does_not_answer_either(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose host answers may be silent for longer."""
+    num_asked = 0
+
+    def is_unanswered(_: WorkerLifeline) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return num_asked > 3
+
+    monkeypatch.setattr(WorkerLifeline, "is_unanswered", is_unanswered)
+    async with router_lab(settings(router={"worker_silence_ms": FOR_EVER_MS})) as lab:
+        stub, link = lab.decode[0], link_to(lab, lab.decode[0])
+        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as held:
+            stub._info["lifeline_port"] = held.sockets[0].getsockname()[1]
+            link._lose(Unavailable("so that it asks again"))
+            link._task.cancel()
+            link._task = asyncio.create_task(link._run())
+            await eventually(lambda: link.state.value == "ready")
+            stub.faults.mute = True
+            await eventually(lambda: link.state.value == "lost")
+            assert link.error is not None and "and its host have said nothing" in link.error.message
+            assert num_asked == 4
 
 
 async def test_a_lifeline_that_is_not_reached_loses_nobody() -> None:

@@ -59,9 +59,8 @@ def booted_lab(
     """All hosts run, and nothing on them yet. At the end they are gone, whatever runs there; so are those of labs whose
     process was killed."""
     directory.chmod(0o700)
-    kept = sorted({str(path) for path in (ROOT, Path(sys.prefix), directory) if path.is_relative_to("/tmp")})
     names = [name for group in hosts.values() for name in group]
-    network = LabNetwork.plan(directory, names, kept=kept, environment={
+    network = LabNetwork.plan(directory, names, kept=needed_paths(directory), environment={
         "PYTHONPATH": os.pathsep.join(str(path) for path in (ROOT, ROOT / "kernels", ROOT / "ops")),
     })
     remove_abandoned()
@@ -73,6 +72,11 @@ def booted_lab(
         file = directory / "cluster.yaml"
         file.write_text(yaml.safe_dump(lab_file(network, hosts)), encoding="utf-8")
         yield Lab(network=network, file=file, directory=directory)
+
+
+def needed_paths(directory: Path) -> list[str]:
+    """Paths below /tmp that a host of a lab in that directory has to see."""
+    return sorted({str(path) for path in (ROOT, Path(sys.prefix), directory) if path.is_relative_to("/tmp")})
 
 
 def _install(checkout: Path, settings: Mapping[str, Any]) -> None:
