@@ -1,5 +1,5 @@
-"""The connection to a worker's lifeline (`pd_engine.service.lifeline`): by it a router hears that the worker's process has
-ended, before its streams do, and knows whether its host still answers, however busy its processes are."""
+"""The connection to a worker's lifeline (`pd_engine.service.lifeline`): by it a router hears that the worker's process
+has ended, before its streams do, and knows whether its host still answers, however busy its processes are."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A worker is ready from its first load report on. It is lost when one of its streams breaks or its lifeline ends, when
 its epoch changes, or when it has been silent for longer than a busy host makes anyone (`router.worker_silence_ms`), or
-for a shorter time and its host's kernel does not answer either. A single late answer loses nobody. Every journey there is told then, and the link connects anew.
+for a shorter time and its host's kernel does not answer either. A single late answer loses nobody. Every journey there
+is told then, and the link connects anew.
 """
 
 from __future__ import annotations
@@ -305,8 +306,8 @@ class WorkerLink:
     async def _watch_silence(self, lifeline: WorkerLifeline | None) -> None:
         """Raises Unavailable once the worker has been silent for long, or its host with it for a while.
 
-        Time is counted in ticks of this loop. One that is late by as much again does not count: this process was held up,
-        and what the worker said may still wait to be read. A connection that is cut ends by gRPC's keepalive even then.
+        Time is counted in ticks of this loop. One that is late by as much again does not count: this process was held
+        up, and what the worker said may still wait to be read. A cut connection ends by gRPC's keepalive even then.
         """
         loop, silent_s = asyncio.get_running_loop(), 0.0
         while silent_s < self._silence_s:

@@ -16,6 +16,7 @@ from support.lab import needed_paths
 from support.lab_host import PORT
 from support.lab_network import LabNetwork, why_not
 from support.lab_records import recorded, remove_abandoned
+from support.router_lab import eventually
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"NO LAB: {REASON}")
@@ -61,15 +62,12 @@ async def test_a_lifeline_tells_whether_its_host_answers(network: LabNetwork) ->
     while loop.time() < begun_s + 2 * UNANSWERED_S:
         assert not line.is_unanswered() and not ending.done()
         await asyncio.sleep(0.1)
-    for change, is_unanswered in ((network.cut, True), (network.heal, False)):
-        change(host)
-        async with asyncio.timeout(60):
-            while line.is_unanswered() is not is_unanswered:
-                await asyncio.sleep(0.1)
+    network.cut(host)
+    await eventually(line.is_unanswered)
+    network.heal(host)
+    await eventually(lambda: not line.is_unanswered())
     network.kill(host)
-    async with asyncio.timeout(60):
-        while not line.is_unanswered():
-            await asyncio.sleep(0.1)
+    await eventually(line.is_unanswered)
     ending.cancel()
 
 

@@ -180,6 +180,23 @@ async def test_a_roll_replaces_all_and_never_has_fewer() -> None:
     assert [one["by"] for one in result["replaced"]] == ["prefill-1", "decode-2", "decode-0", "router"]
 
 
+async def test_without_room_for_one_more_a_worker_is_replaced_after_it_has_gone(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another one of its pool serves meanwhile."""
+    monkeypatch.setattr("pd_ops.cluster.operations.ROOM_RETURNS_S", 0.0)
+    fleet = PretendedFleet(prefill=2, decode=1)
+
+    def check_room(roles: Sequence[Role]) -> None:
+        if len(fleet.workers) >= 3:
+            raise ResourceExhausted("no room")
+
+    with pytest.raises(ResourceExhausted, match="no room"):
+        await Operations(fleet, check_room).run(RollRequest(drain_s=1.0), caller())
+    assert fleet.log == ["-prefill-0", "+prefill-0", "-prefill-1", "+prefill-1"]
+    assert fleet.least == {Role.PREFILL: 1, Role.DECODE: 1}
+
+
 async def test_an_operation_whose_caller_left_ends_after_its_step() -> None:
     fleet = PretendedFleet(prefill=1, decode=2)
     leaver = Caller(lambda sentence: leaver.has_left.set())

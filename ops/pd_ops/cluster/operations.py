@@ -157,9 +157,7 @@ class Operations:
                 return {"replaced": replaced, "interrupted": True}
             if worker.state in LEAVING:
                 continue
-            [new] = await self._add([worker.role], caller)
-            removed = await self._remove([worker], request.drain_s, caller)
-            replaced.append({"id": worker.actor_id, "by": new.actor_id, "drained": removed[worker.actor_id]})
+            replaced.append(await self._replace(worker, request.drain_s, caller))
         if caller.has_left.is_set():
             return {"replaced": replaced, "interrupted": True}
         caller.tell("replacing the router")
@@ -169,6 +167,25 @@ class Operations:
         return {"replaced": replaced, "interrupted": False}
 
     # Steps
+
+    async def _replace(self, worker: Member, drain_s: float, caller: Caller) -> Document:
+        """Its substitute serves before it goes; where there is no room for both, it goes first, if others serve.
+
+        Raises:
+            ResourceExhausted: there is no room, and nobody else in its pool serves.
+        """
+        try:
+            await self._wait_for_room([worker.role])
+        except ResourceExhausted as error:
+            if not self._others_serve(worker):
+                raise
+            caller.tell(f"no room for one worker more ({error.message}): {worker.actor_id} goes first")
+            removed = await self._remove([worker], drain_s, caller)
+            [new] = await self._add([worker.role], caller)
+        else:
+            [new] = await self._add([worker.role], caller)
+            removed = await self._remove([worker], drain_s, caller)
+        return {"id": worker.actor_id, "by": new.actor_id, "drained": removed[worker.actor_id]}
 
     async def _add(self, roles: Sequence[Role], caller: Caller) -> list[Member]:
         """All at once. Raises the first error, if one does not start; the others are there then."""
@@ -214,6 +231,11 @@ class Operations:
 
     # Questions
 
+    def _others_serve(self, worker: Member) -> bool:
+        """In its pool."""
+        others = [other for other in self._pool(worker.role) if other is not worker]
+        return any(other.state is MemberState.SERVING for other in others)
+
     def _pool(self, role: Role) -> list[Member]:
         """Its workers that have not been told to end."""
         return [worker for worker in self._fleet.workers if worker.role is role and worker.state not in LEAVING]
@@ -236,11 +258,10 @@ class Operations:
         FailedPrecondition: its pool would have nobody who serves.
         """
         worker = self._worker(worker_id)
-        others = [other for other in self._pool(worker.role) if other is not worker]
-        if not any(other.state is MemberState.SERVING for other in others):
+        if not self._others_serve(worker):
             raise FailedPrecondition(
                 f"{worker_id} is the last {worker.role.value} worker that serves; give its pool another one first: "
-                f"pd-relay scale {worker.role.value}={len(others) + 2}"
+                f"pd-relay scale {worker.role.value}={len(self._pool(worker.role)) + 1}"
             )
         return worker
 
