@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,6 @@ from gpu_bench import hopper_table  # isort: skip
 from gpu_bench.hopper import MAX_SHARED_BYTES, Compiled  # isort: skip
 from gpu_bench.production import Case  # isort: skip
 
-FIRST = ("mla_decode", "mla_prefill")
 GOOD = Compiled(
     kernel="split_kernel", num_warps=8, num_stages=3, constants={}, registers=255, stack_bytes=8, shared_bytes=221_696,
     wgmma={"m64n256k16.bf16": 4}, mma_sync=0, async_copies=36,
@@ -36,11 +36,36 @@ def run_gate(*ops: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_attention_compiles_within_limits_and_as_recorded() -> None:
-    """In bf16; the rest is slow."""
-    done = run_gate(*FIRST)
+@pytest.mark.timeout(900)  # 20 s of one core, on an idle machine
+def test_attention_and_experts_compile_within_limits_and_as_recorded() -> None:
+    """In bf16 and FP8; fp16 and the other ops are slow."""
+    done = run_gate("mla_decode", "mla_prefill", "grouped_gemm")
     assert done.returncode == 0, done.stderr
-    assert "9 kernels compiled for sm_90, 0 problems" in done.stdout
+    assert "35 kernels compiled for sm_90, 0 problems" in done.stdout
+
+
+COMPILED_BEFOREHAND = """
+import sys
+from pathlib import Path
+from gpu_bench import precompile
+from gpu_bench.bench_cases import bench_cases
+from gpu_bench.hopper import launches
+from gpu_bench.shapes import Maker
+job = ("verify_drafts", "int32")
+assert {(case.op, case.dtype) for case in bench_cases()} <= set(precompile.jobs()) >= {("check", "fp8")}
+precompile.compile_job(job)
+compiled = sorted(Path(sys.argv[1]).rglob("*.cubin"))
+[case] = [case for case in bench_cases() if (case.op, case.dtype) == job]
+launches(case.prepare(Maker.on("cpu"))[0])
+assert [file.name for file in compiled] == ["verify_kernel.cubin"]
+assert sorted(Path(sys.argv[1]).rglob("*.cubin")) == compiled
+"""
+
+
+def test_what_is_compiled_beforehand_is_what_a_launch_with_memory_looks_for(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
+        "PYTHONPATH": ":".join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", COMPILED_BEFOREHAND, tmp_path], env=environment, check=True)
 
 
 @pytest.mark.slow

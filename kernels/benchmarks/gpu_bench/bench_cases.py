@@ -7,7 +7,7 @@ the formula, a multiplication and an addition counted as two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
@@ -34,6 +34,8 @@ from pd_kernels.verify_drafts.triton import verify_drafts
 
 Call = Callable[[], object]
 BF16_BYTES = 2
+L2_BYTES = 60_000_000  # of an H200: what is read again within so many bytes does not come from memory
+SETS, MANY_SETS = 4, 16  # of inputs, computed with in turn: together more than that, where one is large or small
 
 
 class Goal(Enum):
@@ -76,6 +78,8 @@ def bench_cases(d: Dims = V3, *, tiny: bool = False) -> list[BenchCase]:
         batches = (1, 2) if tiny else (1, 16, 64, 128, 256)
         cases += [_decode(d, batch, context, queries, fp8=False) for batch in batches for queries in (1, 2)]
         cases.append(_decode(d, 2 if tiny else 64, context, 1, fp8=True))
+        few_heads = replace(d, H=1 if tiny else 16)  # with V3's 128 heads attention is never bound by memory
+        cases.append(_decode(few_heads, 2 if tiny else 64, context, 1, fp8=False))
     for tokens in (1, 5, 9) if tiny else (32, 256, 4096):
         cases += [_experts(d, tokens), _gate(d, tokens)]
     for tokens in (20,) if tiny else (1024, 4096, 16384):
@@ -100,17 +104,19 @@ def _decode(d: Dims, batch: int, context: int, queries: int, *, fp8: bool) -> Be
     cache_bytes = batch * context * (slot_bytes(d.C, d.R) if fp8 else d.E * BF16_BYTES)
     num_bytes = cache_bytes + num_rows * d.H * (d.E + d.C) * BF16_BYTES
     memory_bound = flops / num_bytes < 200
+    kind = ("" if d.H == V3.H else f", {d.H} heads") + (", FP8" if fp8 else "")
 
     def prepare(make: Maker) -> list[Call]:
         rows, num_blocks = make.rows(d, [context] * batch, queries)
-        cache = make.cache(d, num_blocks, fp8=fp8)
+        caches = [make.cache(d, num_blocks, fp8=fp8) for _ in range(1 if cache_bytes > L2_BYTES else MANY_SETS)]
         return [
-            partial(mla_attention, make.normal(num_rows, d.H, d.E), cache, rows, d.scale, 0, d.C) for _ in range(2)
+            partial(mla_attention, make.normal(num_rows, d.H, d.E), cache, rows, d.scale, 0, d.C)
+            for cache in (caches if len(caches) > 1 else caches * 2)
         ]
 
     return BenchCase(
         op="mla_decode", units="bf16",
-        name=f"batch {batch}, context {context}, {queries} query tokens{', FP8' if fp8 else ''}",
+        name=f"batch {batch}, context {context}, {queries} query tokens{kind}",
         dtype="fp8" if fp8 else "bf16", num_rows=num_rows, flops=flops, num_bytes=num_bytes,
         goal=Goal.COPY if memory_bound else Goal.TFLOPS, goal_value=0.8 if memory_bound else 300.0, prepare=prepare)
 
@@ -163,7 +169,7 @@ def _gate(d: Dims, tokens: int) -> BenchCase:
     def prepare(make: Maker) -> list[Call]:
         bias = make.normal(d.X, dtype=torch.float32, scale=0.1)
         return [
-            partial(moe_gate, make.normal(tokens, d.D), make.weight(d.X, d.D), bias, d.gate) for _ in range(8)
+            partial(moe_gate, make.normal(tokens, d.D), make.weight(d.X, d.D), bias, d.gate) for _ in range(MANY_SETS)
         ]
 
     return BenchCase(
@@ -178,14 +184,14 @@ def _linears(d: Dims, tokens: int) -> list[BenchCase]:
     cases = [_linear(name, tokens, num_in, num_out) for name, (num_in, num_out) in shapes.items()]
     for name, queries in (("queries", True), ("values", False)):
         def prepare(make: Maker, queries: bool = queries) -> list[Call]:
-            weight, rope = make.absorbed(d), make.rope(d, 4096)
+            weights, rope = [make.absorbed(d) for _ in range(SETS)], make.rope(d, 4096)
             if queries:
                 positions = make.integers(0, 4096, tokens)
                 return [
                     partial(absorb.mla_queries, make.normal(tokens, d.H * (d.N + d.R)), weight, rope, positions)
-                    for _ in range(2)
+                    for weight in weights
                 ]
-            return [partial(absorb.absorb_values, make.normal(tokens, d.H, d.C), weight) for _ in range(2)]
+            return [partial(absorb.absorb_values, make.normal(tokens, d.H, d.C), weight) for weight in weights]
 
         narrow, wide = (d.N, d.C + 2 * d.R) if queries else (d.V, d.C)
         cases.append(BenchCase(
@@ -198,7 +204,7 @@ def _linears(d: Dims, tokens: int) -> list[BenchCase]:
 
 def _linear(name: str, tokens: int, num_in: int, num_out: int) -> BenchCase:
     def prepare(make: Maker) -> list[Call]:
-        return [partial(linear, make.normal(tokens, num_in), make.weight(num_out, num_in)) for _ in range(2)]
+        return [partial(linear, make.normal(tokens, num_in), make.weight(num_out, num_in)) for _ in range(SETS)]
 
     return BenchCase(
         op="linear", units="bf16", name=f"{name}, {tokens} rows",
@@ -213,9 +219,9 @@ def _fp8_linear(d: Dims, tokens: int, *, is_mixed: bool) -> BenchCase:
 
     def prepare(make: Maker) -> list[Call]:
         if is_mixed:
-            return [partial(linear, make.normal(tokens, num_in), make.fp8_matrix(num_out, num_in)) for _ in range(2)]
+            return [partial(linear, make.normal(tokens, num_in), make.fp8_matrix(num_out, num_in)) for _ in range(SETS)]
         return [
-            partial(fp8_linear, make.normal(tokens, num_in), make.fp8_weight(num_out, num_in)) for _ in range(2)
+            partial(fp8_linear, make.normal(tokens, num_in), make.fp8_weight(num_out, num_in)) for _ in range(SETS)
         ]
 
     return BenchCase(
@@ -268,7 +274,7 @@ def _write(d: Dims, tokens: int, *, fp8: bool) -> BenchCase:
     def prepare(make: Maker) -> list[Call]:
         rows, num_blocks = make.rows(d, [tokens], tokens)
         weight, rope = make.normal(d.C, dtype=torch.float32), make.rope(d, tokens)
-        caches = [make.cache(d, num_blocks, fp8=fp8) for _ in range(16)]
+        caches = [make.cache(d, num_blocks, fp8=fp8) for _ in range(MANY_SETS)]
         return [partial(latent_write, make.normal(tokens, d.E), weight, 1e-6, rope, rows, cache) for cache in caches]
 
     return BenchCase(

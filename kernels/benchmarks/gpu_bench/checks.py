@@ -7,8 +7,11 @@ must have the same bits alone, in small and large tiles, and in prompts as in de
 from __future__ import annotations
 
 import dataclasses
+import functools
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +36,13 @@ from pd_kernels.tolerances import check_close
 from pd_kernels.triton_ops import TritonOps
 from pd_kernels.verify_drafts import reference as verify_reference
 from pd_kernels.verify_drafts.triton import verify_drafts
-from support.kernel_cases import DEMO, ODD, Dims, PagedRun, PagedSequences, Row, row_ops, same_bits
+from support.kernel_cases import DEMO, ODD, Dims, PagedRun, PagedSequences, Row, RowOp, row_ops, same_bits
 
 WIDE = Dims(D=7168, H=128, N=128, R=64, C=512, V=128, X=16, K=8, I=2048, num_groups=8, num_groups_kept=4, Z=8192)
 TABLE_NAMES = {
-    "head": "linear", "moe_experts_unshared": "moe_experts", "mla_attention": "mla_attention_on_matrix_units",
-    "mla_attention_expanded": "mla_attention_expanded_on_matrix_units", "linear_fp8": "linear",
+    "linear": "linear_on_matrix_units", "head": "linear_on_matrix_units", "linear_fp8": "linear_on_matrix_units",
+    "mla_attention": "mla_attention_on_matrix_units",
+    "mla_attention_expanded": "mla_attention_expanded_on_matrix_units", "moe_experts_unshared": "moe_experts",
     "moe_experts_fp8": "moe_experts", "swiglu_fp8": "swiglu",
 }
 
@@ -106,18 +110,41 @@ def checks(device: torch.device, *, tiny: bool = False) -> Iterator[Check]:
         yield Check(name="rows: V3's widths, 700 at a time", run=lambda: _many_rows(ops))
 
 
+class Findings:
+    """What is wrong, of several things that are looked at: one of them hides no other."""
+
+    def __init__(self) -> None:
+        self._wrong: list[str] = []
+
+    def look(self, what: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001  (recorded; what fails to compile hides no other either)
+            traceback.print_exc()
+            self._wrong.append(f"{what}: {type(error).__name__}: {error}"[:300])
+
+    def end(self) -> None:
+        """Raises AssertionError with all of it."""
+        assert not self._wrong, "; ".join(self._wrong)
+
+
 def _row_ops(ops: TritonOps, reference: ReferenceOps, dims: Dims, dtype: torch.dtype, count: int) -> None:
     """Every op that has a kernel against the reference; rows alone and in threes against the same rows among all, bit
     for bit."""
-    device_ops: Any = OnDevice(ops)
-    for op, case in row_ops(dims, dtype, count, seed=count).items():
-        rows = torch.arange(count)
+    device_ops, rows, findings = OnDevice(ops), torch.arange(count), Findings()
+    some_rows = (torch.tensor([count - 1]), torch.tensor([count // 2, 0, count - 1]))
+
+    def look(op: str, case: RowOp) -> None:
         results = case(device_ops, rows)
         for result, expected in zip(results, case(reference, rows), strict=True):
             _compare(op, dtype, result, expected)
-        for some in (torch.tensor([count - 1]), torch.tensor([count // 2, 0, count - 1])):
+        for some in some_rows:
             for part, whole in zip(case(device_ops, some), results, strict=True):
-                assert same_bits(part, whole[some]), f"{op}: rows {some.tolist()} have other bits than among {count}"
+                assert same_bits(part, whole[some]), f"rows {some.tolist()} have other bits than among {count}"
+
+    for op, case in row_ops(dims, dtype, count, seed=count).items():
+        findings.look(op, partial(look, op, case))
+    findings.end()
 
 
 def _compare(op: str, dtype: torch.dtype, result: Tensor, expected: Tensor) -> None:
@@ -147,32 +174,50 @@ def _attention(ops: TritonOps, reference: ReferenceOps, dims: Dims, dtype: torch
         Row(sequence=s, position=p) for s, n in enumerate(lengths) for p in sorted({0, n // 2, max(0, n - 2), n - 1})
     ]
     where, q = run.place(rows), torch.stack([data.q[row.sequence][row.position] for row in rows])
-    device_ops: Any = OnDevice(ops)
+    device_ops, findings, check = OnDevice(ops), Findings(), (data.scale, 0)
     ours, theirs = device_ops.pack_absorbed(data.w_uk, data.w_uv), reference.pack_absorbed(data.w_uk, data.w_uv)
-    check = (data.scale, 0)
-    check_close(
-        TABLE_NAMES["mla_attention_expanded"], dtype,
-        device_ops.mla_attention_expanded(q, ours, data.rope, run.cache, where, *check),
-        reference.mla_attention_expanded(q, theirs, data.rope, run.cache, where, *check))
     queries = reference.mla_queries(q, theirs, data.rope, where.positions_T)
-    together = device_ops.mla_attention(queries, run.cache, where, *check, dims.C)
-    check_close(TABLE_NAMES["mla_attention"], dtype, together,
-                reference.mla_attention(queries, run.cache, where, *check, dims.C))
-    for t, row in enumerate(rows):
-        alone = device_ops.mla_attention(queries[t : t + 1], run.cache, run.place([row]), *check, dims.C)
-        assert same_bits(alone[0], together[t]), f"attention: {row} alone has other bits"
-    chunk = [Row(sequence=0, position=p) for p in range(max(0, lengths[0] - 40), lengths[0])]
-    chunk_q = torch.stack([data.q[0][row.position] for row in chunk])
-    chunk_queries = reference.mla_queries(chunk_q, theirs, data.rope, run.place(chunk).positions_T)
-    prompt = device_ops.mla_attention(chunk_queries, run.cache, run.place(chunk), *check, dims.C)
-    last = next(t for t, row in enumerate(rows) if row == chunk[-1])
-    assert same_bits(prompt[-1], together[last]), "attention: a prompt's row has other bits than a decoded one"
-    if dtype is torch.bfloat16 and dims.C % 128 == 0:
+
+    @functools.cache
+    def together() -> Tensor:
+        return device_ops.mla_attention(queries, run.cache, where, *check, dims.C)
+
+    def expanded() -> None:
+        check_close(
+            TABLE_NAMES["mla_attention_expanded"], dtype,
+            device_ops.mla_attention_expanded(q, ours, data.rope, run.cache, where, *check),
+            reference.mla_attention_expanded(q, theirs, data.rope, run.cache, where, *check))
+
+    def absorbed() -> None:
+        check_close(TABLE_NAMES["mla_attention"], dtype, together(),
+                    reference.mla_attention(queries, run.cache, where, *check, dims.C))
+
+    def alone() -> None:
+        for t, row in enumerate(rows):
+            one = device_ops.mla_attention(queries[t : t + 1], run.cache, run.place([row]), *check, dims.C)
+            assert same_bits(one[0], together()[t]), f"{row} has other bits"
+
+    def as_a_prompt() -> None:
+        chunk = [Row(sequence=0, position=p) for p in range(max(0, lengths[0] - 40), lengths[0])]
+        chunk_q = torch.stack([data.q[0][row.position] for row in chunk])
+        chunk_queries = reference.mla_queries(chunk_q, theirs, data.rope, run.place(chunk).positions_T)
+        prompt = device_ops.mla_attention(chunk_queries, run.cache, run.place(chunk), *check, dims.C)
+        last = next(t for t, row in enumerate(rows) if row == chunk[-1])
+        assert same_bits(prompt[-1], together()[last]), "a prompt's row has other bits than a decoded one"
+
+    def fp8() -> None:
         slots = latent_fp8.encode(run.cache.view(-1, dims.E).float().nan_to_num(), dims.C)
         plain = latent_fp8.decode(slots, dims.C).view(run.cache.shape)
         packed = slots.view(*run.cache.shape[:2], -1)
         assert same_bits(device_ops.mla_attention(queries, packed, where, *check, dims.C),
-                         device_ops.mla_attention(queries, plain, where, *check, dims.C)), "attention: FP8 latents"
+                         device_ops.mla_attention(queries, plain, where, *check, dims.C)), "other bits than bf16's"
+
+    for what, function in (("expanded", expanded), ("absorbed", absorbed), ("a row alone", alone),
+                           ("a prompt", as_a_prompt)):
+        findings.look(what, function)
+    if dtype is torch.bfloat16 and dims.C % 128 == 0:
+        findings.look("FP8 latents", fp8)
+    findings.end()
 
 
 def _guard(ops: TritonOps, reference: ReferenceOps) -> None:
@@ -181,7 +226,7 @@ def _guard(ops: TritonOps, reference: ReferenceOps) -> None:
     x, residual = (torch.randn(9, 300, generator=generator).half() for _ in range(2))
     x[1], residual[1] = 60_000, 60_000
     scales = {"x_scale": 0.4, "residual_scale": 0.4}
-    device_ops: Any = OnDevice(ops)
+    device_ops = OnDevice(ops)
     (normed, total), (want, want_total) = (
         each.add_rms_norm(x, residual, torch.ones(300), 1.6e-7, **scales) for each in (device_ops, reference))
     assert same_bits(total, want_total), "add_rms_norm: the scaled sum"
@@ -191,12 +236,17 @@ def _guard(ops: TritonOps, reference: ReferenceOps) -> None:
 def _many_rows(ops: TritonOps) -> None:
     """The large tiles at V3's widths: some of 700 rows against the same rows alone, on the device alone."""
     case = row_ops(dataclasses.replace(WIDE, X=8, num_groups=4, num_groups_kept=2, K=2), torch.bfloat16, 700, seed=1)
-    device_ops: Any = OnDevice(ops)
-    for op in ("linear", "mla_queries", "absorb_values", "moe_gate", "moe_experts", "swiglu", "linear_fp8",
-               "moe_experts_fp8", "swiglu_fp8"):
+    device_ops, findings = OnDevice(ops), Findings()
+
+    def look(op: str) -> None:
         whole, some = case[op](device_ops, torch.arange(700)), torch.tensor([0, 333, 699])
         for part, full in zip(case[op](device_ops, some), whole, strict=True):
-            assert same_bits(part, full[some]), f"{op}: rows have other bits among 700"
+            assert same_bits(part, full[some]), "rows have other bits among 700"
+
+    for op in ("linear", "mla_queries", "absorb_values", "moe_gate", "moe_experts", "swiglu", "linear_fp8",
+               "moe_experts_fp8", "swiglu_fp8"):
+        findings.look(op, partial(look, op))
+    findings.end()
 
 
 def _fp8(device: torch.device, count: int) -> None:

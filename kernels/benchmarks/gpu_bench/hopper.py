@@ -66,6 +66,11 @@ class _HopperDriver:
 
 def compile_launches(call: Callable[[], object]) -> list[Compiled]:
     """Everything that `call` launches, compiled for sm_90 instead of run, in order of launch."""
+    return [_measure(*launch) for launch in launches(call)]
+
+
+def launches(call: Callable[[], object]) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """The same as Triton has it: the functions, what they were compiled to, and with which constants."""
     assert not triton.knobs.runtime.interpret, "TRITON_INTERPRET must be unset"
     driver.set_active(_HopperDriver())
     launched: list[Any] = []
@@ -82,7 +87,7 @@ def compile_launches(call: Callable[[], object]) -> list[Compiled]:
         call()
     finally:
         JITFunction.run = original
-    return [_measure(function, compiled, constants) for function, compiled, constants in launched]
+    return launched
 
 
 def _measure(function: Any, compiled: Any, constants: dict[str, Any]) -> Compiled:

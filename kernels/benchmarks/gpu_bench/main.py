@@ -1,9 +1,9 @@
-"""What gpu.sh runs: correctness, ceilings, a model end to end, NCCL with itself, a whole cluster, timings; in this
-order, within a time.
+"""What gpu.sh runs: correctness first, then ceilings, a model end to end, NCCL with itself, timings, a whole cluster;
+within a time.
 
-Nothing else is run when a check has failed. What is known is written after each step, so that a run that is cut short
-leaves what it has found, and `--resume` goes on from there. Exit status: 0 all well, 1 something failed, 2 there is no
-GPU to run on.
+What fails costs the others nothing, nor does what hangs or breaks the GPU for its process (`supervise`). What is known
+is written before and after each step, so that a run that is cut short leaves what it has found, and `--resume` goes on
+from there. Exit status: 0 all well, 1 something failed, 2 there is no GPU to run on.
 """
 
 from __future__ import annotations
@@ -12,65 +12,77 @@ import argparse
 import dataclasses
 import math
 import os
+import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
-from gpu_bench import checks, report
-from gpu_bench.bench_cases import bench_cases
+from gpu_bench import checks, precompile, report, stand_ins
+from gpu_bench.bench_cases import BenchCase, bench_cases
 from gpu_bench.cluster import run_cluster
 from gpu_bench.shapes import V3, Dims, Maker
+from gpu_bench.steps import Clock, DeviceLost, Save, Step, take
+from gpu_bench.supervise import DEVICE_LOST, supervise
 from gpu_bench.timing import measure, measure_ceilings
 from pd_kernels.triton_ops import NoGpu, TritonOps
 
 TINY_DIMS = Dims(D=64, H=2, N=16, R=8, C=128, V=16, Q=32, F=64, X=4, K=2, I=128, num_groups=2, num_groups_kept=1, Z=96)
 DEFAULT_SECONDS = 450
-Save = Callable[[report.Document], None]
-
-
-class Clock:
-    """How much of the run's time is left."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end_s = time.monotonic() + seconds
-
-    def left_s(self) -> float:
-        return self._end_s - time.monotonic()
+CHECK_LIMIT_S, PART_LIMIT_S, CASE_LIMIT_S = 150, 120, 60
+TIME_FOR_FIGURES = 0.4  # of the whole: no check begins later than that before the end
+MIN_CLUSTER_S = 60
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("gpu-results"), help="folder for gpu.json and gpu.md")
     parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS,
-                        help="timings that do not fit in are left out; a dry run makes all of them")
+                        help="what does not fit in is left out; a dry run does everything")
     parser.add_argument("--resume", action="store_true",
-                        help="keep what gpu.json has of the same commit, GPU and versions; repeat only what failed")
+                        help="keep what gpu.json has of the same sources, GPU and versions; repeat what failed")
     parser.add_argument("--dry-run", action="store_true",
                         help="tiny shapes under Triton's interpreter, on the CPU: tests this script, measures nothing")
+    parser.add_argument("--attempt", choices=["first", "next"], help=argparse.SUPPRESS)  # a process of `supervise`
     arguments = parser.parse_args()
     if arguments.dry_run != triton.knobs.runtime.interpret:
         parser.error("--dry-run and TRITON_INTERPRET=1 go together; gpu.sh sees to it")
+    if not arguments.dry_run and arguments.attempt is None:
+        return supervise(partial(_start, arguments), Clock(arguments.seconds), arguments.output)
     device = torch.device("cpu" if arguments.dry_run else "cuda")
     try:
         TritonOps(device)
     except NoGpu as error:
         print(error, file=sys.stderr)
         return 2
-    identity = report.identity(device)
-    known = report.read(arguments.output, identity) if arguments.resume else None
-    document = run(
-        device, Clock(math.inf if arguments.dry_run else arguments.seconds), tiny=arguments.dry_run, known=known,
-        save=lambda document: report.write(document, arguments.output),
-    )
+    is_next = arguments.attempt == "next"
+    if arguments.attempt == "first":
+        precompile.start()
+    known = report.read_same(arguments.output, report.identity(device)) if arguments.resume or is_next else None
+    if known is not None and not is_next:
+        known["errors"] = {}
+    try:
+        document = run(
+            device, Clock(math.inf if arguments.dry_run else arguments.seconds), tiny=arguments.dry_run, known=known,
+            save=lambda document: report.write(document, arguments.output),
+        )
+    except DeviceLost as error:
+        print(error, file=sys.stderr)
+        return DEVICE_LOST
     print(report.markdown(document))
     print(f"written: {arguments.output / 'gpu.json'}, {arguments.output / 'gpu.md'}")
     return 1 if document["failed"] else 0
+
+
+def _start(arguments: argparse.Namespace, seconds: float, is_next: bool) -> int:
+    """A process that does the work, and its exit status."""
+    command = [sys.executable, "-m", "gpu_bench", "--attempt", "next" if is_next else "first", "--output",
+               os.fspath(arguments.output), "--seconds", f"{seconds:.0f}", *(["--resume"] if arguments.resume else [])]
+    return subprocess.run(command, check=False).returncode
 
 
 def run(
@@ -80,66 +92,60 @@ def run(
     """Everything that fits into the time.
 
     Args:
-        known: of an earlier run of the same code on the same GPU: what passed there is not done again.
-        save: called with what is known after each step.
+        known: of an earlier run of the same code on the same GPU: what it has is not done again, nor what it says has
+            failed.
+        save: called with what is known, before and after each step.
+
+    Raises:
+        DeviceLost: see `take`.
     """
     torch.set_num_threads(1 if tiny else max(1, (os.cpu_count() or 2) // 2))
     document = known or report.empty(device, is_dry_run=tiny)
-    document |= {"left_out": [], "failed": False}
-    _check(device, document, save, tiny=tiny)
-    if document["failed"]:
-        document["left_out"].append("all timings: a check failed")
-        save(document)
-        return document
-    if not document["ceilings"]:
-        document["ceilings"] = dataclasses.asdict(measure_ceilings(device))
-    parts: dict[str, Callable[[], dict[str, Any]]] = {"end_to_end": lambda: _end_to_end(device, tiny=tiny)}
-    if device.type == "cuda":
-        parts |= {"nccl": _nccl, "cluster": run_cluster}
-    for name, function in parts.items():
-        if document[name] is None or "error" in document[name]:
-            document[name] = _part(name, document, function)
-            save(document)
-    _time_cases(device, clock, document, save, tiny=tiny)
+    document |= {"left_out": [], "failed": bool(document["errors"])}
+    take(_steps(device, document, clock, tiny=tiny), document, clock, save, device)
     save(document)
     return document
 
 
-def _check(device: torch.device, document: report.Document, save: Save, *, tiny: bool) -> None:
-    passed = {check["name"] for check in document["checks"] if check["error"] is None}
-    document["checks"] = [check for check in document["checks"] if check["error"] is None]
+def _steps(device: torch.device, document: report.Document, clock: Clock, *, tiny: bool) -> Iterator[Step]:
+    for_figures_s = TIME_FOR_FIGURES * clock.left_s() if math.isfinite(clock.left_s()) else 0.0
     for check in checks.checks(device, tiny=tiny):
-        if check.name not in passed:
-            error = _attempt(f"check: {check.name}", check.run)
-            document["checks"].append({"name": check.name, "error": error})
-            document["failed"] |= error is not None
-            save(document)
-
-
-def _time_cases(device: torch.device, clock: Clock, document: report.Document, save: Save, *, tiny: bool) -> None:
-    timed = {(row["op"], row["name"], row["dtype"]) for row in document["timings"]}
+        yield Step(name=f"check: {check.name}", run=partial(_check, document, check), needed_s=for_figures_s,
+                   is_done=partial(document["checks"].__contains__, check.name), limit_s=0 if tiny else CHECK_LIMIT_S)
+    yield Step(name="ceilings", run=lambda: document.update(ceilings=dataclasses.asdict(measure_ceilings(device))),
+               is_done=lambda: bool(document["ceilings"]), limit_s=PART_LIMIT_S)
+    yield _part("end_to_end", document, lambda: _end_to_end(device, tiny=tiny), limit_s=0 if tiny else PART_LIMIT_S)
+    if device.type == "cuda":
+        yield _part("nccl", document, _nccl, limit_s=PART_LIMIT_S)
     for number, case in enumerate(bench_cases(TINY_DIMS, tiny=True) if tiny else bench_cases(V3)):
-        label = f"{case.op}, {case.name}, {case.dtype}"
-        if (case.op, case.name, case.dtype) in timed:
-            continue
-        if clock.left_s() <= 0:
-            document["left_out"].append(label)
-            continue
-        try:
-            timing = measure(case.prepare(Maker.on(str(device), seed=number)), device)
-        except Exception as error:  # noqa: BLE001  (one case must not cost the others their figures)
-            traceback.print_exc()
-            document["left_out"].append(f"{label}: {type(error).__name__}: {error}")
-            document["failed"] = True
-            continue
-        finally:
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        print(f"{label}: {timing.median_us:.1f} us", flush=True)
-        document["timings"].append(
-            {"op": case.op, "name": case.name, "dtype": case.dtype, "num_rows": case.num_rows, "flops": case.flops,
-             "bytes": case.num_bytes, **dataclasses.asdict(timing)})
-        save(document)
+        yield Step(name=f"{case.op}, {case.name}, {case.dtype}", run=partial(_time, document, case, number, device),
+                   is_done=partial(_is_timed, document, case), limit_s=0 if tiny else CASE_LIMIT_S)
+    if device.type == "cuda":
+        yield _part("cluster", document, lambda: run_cluster(clock.left_s()), needed_s=MIN_CLUSTER_S)
+
+
+def _part(name: str, document: report.Document, function: Callable[[], dict[str, Any]], *, limit_s: int = 0,
+          needed_s: float = 0.0) -> Step:
+    return Step(name=name, run=lambda: document.update({name: function()}), limit_s=limit_s, needed_s=needed_s,
+                is_done=lambda: document[name] is not None)
+
+
+def _check(document: report.Document, check: checks.Check) -> None:
+    check.run()
+    document["checks"].append(check.name)
+
+
+def _is_timed(document: report.Document, case: BenchCase) -> bool:
+    return any((row["op"], row["name"], row["dtype"]) == (case.op, case.name, case.dtype)
+               for row in document["timings"])
+
+
+def _time(document: report.Document, case: BenchCase, number: int, device: torch.device) -> None:
+    timing = measure(case.prepare(Maker.on(str(device), seed=number)), device)
+    print(f"{case.op}, {case.name}, {case.dtype}: {timing.median_us:.1f} us", flush=True)
+    document["timings"].append(
+        {"op": case.op, "name": case.name, "dtype": case.dtype, "num_rows": case.num_rows, "flops": case.flops,
+         "bytes": case.num_bytes, **dataclasses.asdict(timing)})
 
 
 def _nccl() -> dict[str, Any]:
@@ -149,34 +155,7 @@ def _nccl() -> dict[str, Any]:
 
 
 def _end_to_end(device: torch.device, *, tiny: bool) -> dict[str, Any]:
+    stand_ins.install()
     from gpu_bench.end_to_end import run as run_model
 
     return run_model(device, tiny=tiny)
-
-
-def _part(name: str, document: report.Document, function: Callable[[], dict[str, Any]]) -> Any:
-    """Its result, or why there is none. A package that is not installed leaves a part out; anything else fails it."""
-    result: list[dict[str, Any]] = []
-    try:
-        error = _attempt(name, lambda: result.append(function()))
-    except ImportError as missing:
-        document["left_out"].append(f"{name}: {missing}")
-        return None
-    if error:
-        document["failed"] = True
-        return {"error": error}
-    return result[0]
-
-
-def _attempt(name: str, function: Callable[[], object]) -> str | None:
-    """What went wrong; None if nothing did."""
-    began_s = time.monotonic()
-    try:
-        function()
-    except ImportError:
-        raise
-    except Exception as error:  # noqa: BLE001  (recorded; the run goes on to report it)
-        traceback.print_exc()
-        return f"{type(error).__name__}: {error}"[:500]
-    print(f"{name}: passed in {time.monotonic() - began_s:.1f} s", flush=True)
-    return None

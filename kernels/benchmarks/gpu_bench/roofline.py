@@ -71,12 +71,13 @@ def reached(case: BenchCase, microseconds: float, ceilings: dict[str, float]) ->
 def rows(document: dict[str, Any] | None) -> list[Row]:
     """A line a timed call. `measured_us`, `share` of the floor and `goal_reached`: None where nothing was measured."""
     timings = {(row["op"], row["name"], row["dtype"]): row for row in document["timings"]} if document else {}
+    ceilings = document["ceilings"] if document else {}
     result = []
     for case in bench_cases():
         least, bound = floor_us(case)
         timing = timings.get((case.op, case.name, case.dtype))
         median = timing["median_us"] if timing else None
-        value = reached(case, median, document["ceilings"]) if median and document else None
+        value = reached(case, median, ceilings) if median and ceilings else None
         result.append({
             "op": case.op, "call": case.name, "dtype": case.dtype, "flops": case.flops, "bytes": case.num_bytes,
             "bound_by": bound, "floor_us": round(least, 4), "measured_us": median,
@@ -112,11 +113,17 @@ def _source(document: dict[str, Any] | None) -> str:
     if document is None:
         return NOT_MEASURED
     about, ceilings = document["identity"], document["ceilings"]
-    return (
-        f"Measured {about['date']} on {about['gpu']}, commit {about['commit']}, torch {about['torch']}, Triton "
-        f"{about['triton']}: a copy moved {ceilings['copy_bytes_per_s'] / 1e12:.2f} TB/s, a product ran at "
-        f"{ceilings['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s."
-    )
+    code = f"commit {about['commit']}" if about["commit"] else f"sources {about['sources']}"
+    parts = [f"Measured {about['date']} on {about['gpu']}, {code}, torch {about['torch']}, Triton {about['triton']}."]
+    if ceilings:
+        parts[0] = (
+            f"{parts[0][:-1]}: a copy moved {ceilings['copy_bytes_per_s'] / 1e12:.2f} TB/s, a product ran at "
+            f"{ceilings['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s."
+        )
+    wrong = [name.removeprefix("check: ") for name in document["errors"] if name.startswith("check: ")]
+    if wrong:
+        parts.append(f"**Checks failed, so that figures may be of wrong results**: {'; '.join(wrong)}.")
+    return "\n\n".join(parts)
 
 
 def committed() -> dict[str, Any] | None:
