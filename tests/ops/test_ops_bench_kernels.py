@@ -59,12 +59,14 @@ def test_measured_and_then_listed(tmp_path: Path) -> None:
     known = {entry["op"] for entry in listed["ops"]}
     assert {figure["op"] for figure in figures} <= known
     assert {entry["op"] for entry in listed["ops"] if entry["measured"]} == {figure["op"] for figure in figures}
-    assert set(listed["ops"][0]) == {"op", "implementations", "usable_here", "dtypes", "measured"}
+    assert set(listed["ops"][0]) == {"op", "uses", "implementations", "usable_here", "dtypes", "measured"}
 
 
 def test_the_roofline_is_listed(tmp_path: Path) -> None:
     listed = run_command("kernels", "list", "--roofline", "--json").document["roofline"]
     assert {"mla_decode", "mla_prefill", "grouped_gemm", "rms_norm"} <= {row["op"] for row in listed["rows"]}
+    names = {name for entry in list_ops([]) for name in (entry.op, *entry.to_json()["uses"])}
+    assert {row["op"] for row in listed["rows"]} <= names
     assert all(row["floor_us"] > 0 and row["bound_by"] in ("memory", "compute") for row in listed["rows"])
     text = roofline_text(listed)
     if listed["measured_on"] is None:

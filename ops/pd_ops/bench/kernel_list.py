@@ -28,6 +28,8 @@ DTYPES = {
     "elementary": ("fp32",), "sample": ("fp32",),
     "verify_drafts": ("int32",), "fp8_gemm": ("fp8",), "fp8_quant": ("fp8",), "latent_fp8": ("fp8",),
 }
+# What the compile gate and the roofline call its uses.
+USES = {"mla_attention": ("mla_decode", "mla_prefill"), "moe_experts": ("grouped_gemm",)}
 CPU_SOURCES = ("cpu.cpp",)
 TRITON_SOURCES = ("triton.py",)
 REFERENCE_SOURCES = ("reference.py",)
@@ -65,7 +67,8 @@ class OpEntry:
 
     def to_json(self) -> Document:
         return {
-            "op": self.op, "implementations": [one.name for one in self.implementations],
+            "op": self.op, "uses": list(USES.get(self.op, ())),
+            "implementations": [one.name for one in self.implementations],
             "usable_here": [one.name for one in self.implementations if one.usable], "dtypes": list(self.dtypes),
             "measured": [figure.to_json() for figure in self.measured],
         }
@@ -103,7 +106,8 @@ def ops_text(entries: Sequence[OpEntry]) -> str:
     rows = []
     for entry in entries:
         names = ", ".join(one.name if one.usable else f"({one.name})" for one in entry.implementations)
-        rows.append((entry.op, names, ", ".join(entry.dtypes), _figures_text(entry.measured)))
+        name = f"{entry.op} ({', '.join(USES[entry.op])})" if entry.op in USES else entry.op
+        rows.append((name, names, ", ".join(entry.dtypes), _figures_text(entry.measured)))
     return table(("op", "implementations (not here)", "dtypes", "last measured"), rows)
 
 
