@@ -105,4 +105,8 @@ def test_before_and_now(tmp_path: Path) -> None:
     assert document["cost"]["money"] == pytest.approx(0.002)
     assert document["before"]["money"] == pytest.approx(0.004)
     assert document["same_work"]
+    assert document["identity"]["weights_hash"] == document["before_identity"]["weights_hash"]
+    text = run_command("cost", now, "--before", before, "--device-hour", "3.6").stdout
+    assert text.count("weights 74469d44d404") == 2
+    assert text.index("weights") < text.index("a million input tokens")
     assert run_command("cost", now).code == 2

@@ -100,6 +100,18 @@ def test_worth_of_a_part_twice_as_fast() -> None:
     assert by_itl[Part.QUEUE].more_good == 0
 
 
+def test_the_end_of_a_stream_makes_no_token_late() -> None:
+    """Two seconds until the stream is closed: tokens come no sooner if that takes one."""
+    records = [request(number, fixed_ms=50.0) for number in range(20)]
+    open_ = [replace(record, end_s=record.end_s + 2.0) for record in records]
+    router = {one.part: one for one in diagnose(result(open_, Targets(ttft_ms=55.0)))}[Part.ROUTER]
+    assert router.more_good == {
+        one.part: one for one in diagnose(result(records, Targets(ttft_ms=55.0)))
+    }[Part.ROUTER].more_good
+    tight = {one.part: one for one in diagnose(result(open_, Targets(ttft_ms=20.0)))}[Part.ROUTER]
+    assert tight.more_good == 0
+
+
 def test_a_queue_that_grows_is_said_to() -> None:
     grows = diagnose(result([request(number, queue_ms=100.0 * number) for number in range(20)]))[0]
     stays = diagnose(result([request(number, queue_ms=100.0) for number in range(20)]))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,7 @@ from pd_engine.errors import InvalidArgument, NotFound
 from pd_engine.model.checkpoint import DEMO_PATH
 from pd_engine.settings import Settings
 from pd_ops.bench.serve.about import served_by_router, serving_identity
-from pd_ops.bench.serve.compare import differences, is_same_work, measures
+from pd_ops.bench.serve.compare import differences, is_same_work, may_have_been_cached, measures
 from pd_ops.bench.serve.plot import plot
 from pd_ops.bench.serve.record import read_records, write_records
 from pd_ops.bench.serve.result import new_folder, read_result
@@ -97,6 +98,28 @@ def test_broken_records_are_refused_by_line(tmp_path: Path, text: str) -> None:
         read_records(path)
 
 
+@pytest.mark.parametrize("change", [
+    {"arrivals": [[float("nan"), 1]]}, {"arrivals": [[2.0, 1], [1.0, 1]]}, {"arrivals": [[1.0, float("inf")]]},
+    {"intended_s": -1.0}, {"end_s": float("inf")}, {"prompt_tokens": "many"}, {"num_cached_tokens": True},
+])
+def test_records_of_no_time_or_number_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(example_records()[0].to_json() | change) + "\n")
+    with pytest.raises(InvalidArgument, match="line 1"):
+        read_records(path)
+
+
+@pytest.mark.parametrize(("part", "change"), [
+    ("summary", {"good": None}), ("summary", {"span_s": float("nan")}), ("summary", {"ttft_ms": {"p50": "soon"}}),
+    ("identity", {"host": {}}), ("identity", {"sampling": None, "settings": 3, "weights_hash": 7}),
+])
+def test_results_without_what_is_read_of_them_are_refused(tmp_path: Path, part: str, change: dict[str, Any]) -> None:
+    document = example().document
+    (tmp_path / "result.json").write_text(json.dumps(document | {part: document[part] | change}))
+    with pytest.raises(InvalidArgument, match="no result of bench serve"):
+        read_result(tmp_path)
+
+
 def test_no_result(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="bench serve --out"):
         read_result(tmp_path)
@@ -125,10 +148,22 @@ def test_different_work_is_never_faster() -> None:
     assert not is_same_work(differences(left, other_targets))
 
 
-def test_dates_load_and_salt_are_no_difference() -> None:
+def test_dates_and_salt_are_no_difference_and_load_is_from_one_process_on() -> None:
     left, right = example(), example(load=LOAD | {"prompt_salt": "y"})
-    right.document["identity"] = right.identity | {"host": right.identity["host"] | {"date": "z", "load_1m": 99.0}}
-    assert differences(left, right) == []
+    host = left.identity["host"]
+    for load, named in ((host["load_1m"] + 0.9, []), (host["load_1m"] + 1.1, ["identity.host.load_1m"])):
+        right.document["identity"] = right.identity | {"host": host | {"date": "z", "load_1m": load}}
+        assert [one.name for one in differences(left, right)] == named
+        assert is_same_work(differences(left, right))
+
+
+def test_the_same_prompts_twice_may_have_been_cached() -> None:
+    left, right, other = example(), example(), example(load=LOAD | {"prompt_salt": "y"})
+    assert not may_have_been_cached(left, right)
+    for one in (right, other):
+        one.document["summary"] = one.summary | {"cached_share": 0.5}
+    assert may_have_been_cached(left, right)
+    assert not may_have_been_cached(left, other)
 
 
 def test_compare_command(tmp_path: Path) -> None:
@@ -145,6 +180,13 @@ def test_text_names_the_identity_first() -> None:
     assert text.index("weights ") < text.index("goodput")
     assert "2 of 2 (100.0%) had TTFT <= 500 ms and mean ITL <= 100 ms" in text
     assert "interrupted" in text
+    lost = example()
+    lost.document["summary"] = lost.summary | {"refused": 1, "requests": 3, "short": 2}
+    lost.document["load"] = LOAD | {"rate_per_s": None}
+    text = result_text(lost.document)
+    assert "times are of requests that finished" in text
+    assert "2 answers were shorter than asked for" in text
+    assert "all at one moment" in text
 
 
 def test_empty_plot_is_still_one() -> None:

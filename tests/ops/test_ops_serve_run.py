@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from pd_engine.errors import InvalidArgument, ResourceExhausted, Unavailable
+from pd_ops.bench.serve import http_sender
 from pd_ops.bench.serve.http_sender import Endpoint, HttpSender, get_json
 from pd_ops.bench.serve.prompts import PromptMaker
 from pd_ops.bench.serve.record import Outcome, Recording
@@ -41,6 +44,9 @@ class GatedSender:
             recording.arrivals.append((now(), 1))
         finally:
             self._open -= 1
+
+
+def no_note(line: str) -> None: ...
 
 
 def at(*arrivals_s: float) -> list[TracedRequest]:
@@ -172,7 +178,7 @@ async def ask(url: str, **fields: Any) -> Recording:
 
 
 USAGE = event(choices=[], usage={
-    "prompt_tokens_details": {"cached_tokens": 2},
+    "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2},
     "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1},
 })
 DONE = b"data: [DONE]\n\n"
@@ -187,7 +193,7 @@ async def test_streamed_completion(chunked: bool) -> None:
         recording = await ask(url)
     assert recording.arrivals == [(1.5, 2), (1.5, 1)]
     assert recording.details == {
-        "finish_reason": "length", "num_cached_tokens": 2, "num_accepted": 3, "num_drafted": 4,
+        "finish_reason": "length", "num_cached_tokens": 2, "num_told_tokens": 3, "num_accepted": 3, "num_drafted": 4,
     }
     assert bodies[0] == {
         "model": "m", "prompt": [5, 6], "max_tokens": 9, "stream": True, "temperature": 0.0, "seed": 7,
@@ -209,6 +215,8 @@ async def test_without_token_ids_a_chunk_with_text_is_a_token() -> None:
     ([event(error={"message": "worker died"})], "worker died"),
     ([event(choices=[1])], "another shape"),
     ([event(choices=[], usage={"prompt_tokens_details": 7})], "another shape"),
+    ([b'data: {"choices": [], "usage": {"completion_tokens": 1e999}}\n\n'], "another shape"),
+    ([b"data: " + b"[" * 100_000 + b"\n\n"], "not JSON"),
 ])
 async def test_streams_that_break_are_failures(parts: list[bytes], said: str) -> None:
     async with answering(*parts) as (url, _):
@@ -255,12 +263,55 @@ async def test_a_cut_connection_is_a_failure() -> None:
     await server.wait_closed()
 
 
+async def test_an_endpoint_that_never_answers_is_no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_sender, "CALL_TIMEOUT_S", 0.05)
+
+    async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(100):
+                pass
+        writer.close()
+
+    server = await asyncio.start_server(keep, "127.0.0.1", 0)
+    with pytest.raises(Unavailable, match="no answer in"):
+        await get_json(Endpoint.parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), "/v1/models")
+    server.close()
+    await server.wait_closed()
+
+
 async def test_models_are_listed() -> None:
     async with answering(b'{"data": [{"id": "m"}]}') as (url, _):
         assert await get_json(Endpoint.parse(url + "/v1/"), "/v1/models") == {"data": [{"id": "m"}]}
     async with answering(b"<html>") as (url, _):
         with pytest.raises(Unavailable, match="/v1/models"):
             await get_json(Endpoint.parse(url), "/v1/models")
+
+
+def test_files_are_asked_for_and_what_is_not_had_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,096 open requests at 1,024 files: what the process itself refused was counted as failed by the endpoint."""
+    limits, asked = (1024, 3000), []
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda what, new: asked.append(new))
+    assert http_sender.room_for_connections(4096) == 3000 - http_sender.OTHER_FILES
+    assert http_sender.room_for_connections(1000) == 1000
+    assert http_sender.room_for_connections(100) == 100
+    assert asked == [(3000, 3000), (1256, 3000)]
+
+
+async def test_long_prompts_are_made_beside_what_is_received() -> None:
+    made: list[bool] = []
+
+    class Prompts(PromptMaker):
+        def token_ids(self, request: TracedRequest, number: int) -> list[int]:
+            made.append(threading.current_thread() is threading.main_thread())
+            return [0] * request.prompt_tokens
+
+    sender = GatedSender()
+    sender.gate.set()
+    requests = [TracedRequest(arrival_s=0.0, prompt_tokens=tokens, output_tokens=1) for tokens in (4096, 4097)]
+    run = Measurement(requests, sender, Prompts(vocab_size=10), concurrency=None, max_in_flight=9, note=no_note)
+    await run.run(asyncio.Event())
+    assert made == [True, False]
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/?a=b"])

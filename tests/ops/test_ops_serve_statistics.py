@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,17 @@ def test_a_handoff_shows_in_the_second_token() -> None:
     assert (found["handoff"]["wait_ms"]["count"], found["handoff"]["wait_ms"]["most"]) == (2, pytest.approx(300))
 
 
+def test_what_the_endpoint_counts_stands_over_chunks_that_were_seen() -> None:
+    """Chunks of several tokens, as endpoints without token ids send them."""
+    seen = record(asked_tokens=9, arrivals=((0.1, 1), (0.2, 1)))
+    assert (seen.completion_tokens, seen.is_short) == (2, False)  # chunks tell nothing of lengths
+    whole, short = (replace(seen, num_told_tokens=count) for count in (9, 4))
+    assert (whole.completion_tokens, whole.is_short) == (9, False)
+    assert (short.completion_tokens, short.is_short) == (4, True)
+    found = summarize([whole, short, replace(short, outcome=Outcome.FAILED)], Targets(), span_s=1.0)
+    assert (found["completion_tokens"], found["short"]) == (13, 1)
+
+
 def test_edges_belong_to_the_bucket_below() -> None:
     rows = summarize([record(prompt_tokens=tokens) for tokens in (64, 65, 70_000)], Targets(), span_s=1.0)
     assert [(row["above"], row["up_to"]) for row in rows["by_prompt_tokens"]] == [(0, 64), (64, 256), (65_536, None)]
@@ -142,11 +154,13 @@ def test_seconds() -> None:
     records = [
         record(intended_s=0.2, sent_s=0.2, end_s=2.5, arrivals=((0.9, 1), (1.1, 2), (2.4, 1))),
         record(intended_s=1.0, sent_s=1.0, end_s=1.0, outcome=Outcome.REFUSED, arrivals=()),
+        record(intended_s=2.1, sent_s=2.1, end_s=2.2, outcome=Outcome.FAILED, arrivals=()),
     ]
     rows = series(records, 2.5)
     assert [row["tokens"] for row in rows] == [1, 2, 1]
-    assert [row["intended"] for row in rows] == [1, 1, 0]
+    assert [row["intended"] for row in rows] == [1, 1, 1]
     assert [row["finished"] for row in rows] == [0, 0, 1]
     assert [row["refused"] for row in rows] == [0, 1, 0]
+    assert [row["failed"] for row in rows] == [0, 0, 1]
     assert [row["running"] for row in rows] == [1, 1, 0]
     assert len(series([], 0.0)) == 1

@@ -69,6 +69,18 @@ def test_azure(tmp_path: Path) -> None:
     assert second.prefix == ()
 
 
+def test_requests_that_are_not_in_order_and_marks_of_editors(tmp_path: Path) -> None:
+    header, first, second = AZURE.splitlines()
+    path = tmp_path / "azure.csv"
+    path.write_text("\ufeff" + "\n".join([header, second, "", first]), encoding="utf-8")
+    assert [one.prompt_tokens for one in read_trace(path)] == [4808, 3180]
+    path.write_text(AZURE.replace(",4808", "+01:00,4808").replace(",3180", "+00:00,3180"))
+    assert read_trace(path)[1].arrival_s == pytest.approx(3600.052)
+    lines = _mooncake(tmp_path / "t.jsonl", MOONCAKE[::-1])
+    lines.write_text("\ufeff\n" + lines.read_text(), encoding="utf-8")
+    assert [(one.arrival_s, one.prompt_tokens) for one in read_trace(lines)] == [(0.0, 1000), (1.0, 512), (1.0, 513)]
+
+
 def test_servegen_draws_from_its_windows(tmp_path: Path) -> None:
     folder = _servegen(tmp_path / "clients")
     requests = read_trace(folder, seed=1)
@@ -145,6 +157,12 @@ def test_bytes_that_are_no_text_or_no_gzip_are_refused(tmp_path: Path) -> None:
     (SERVEGEN_TRACE, '{"0": {}}', "KeyError"),
     (SERVEGEN_TRACE, json.dumps({"0": {"input_tokens": "print(1)", "output_tokens": "{1: 1}"}}), "ValueError"),
     (SERVEGEN_TRACE, json.dumps({"0": {"input_tokens": "{-4: 1}", "output_tokens": "{1: 1}"}}), "no request has"),
+    (SERVEGEN_TRACE, json.dumps({"0": {"input_tokens": "{1e999: 1}", "output_tokens": "{1: 1}"}}), "OverflowError"),
+    (SERVEGEN_TRACE, json.dumps({"0": {"input_tokens": "{4: 1e999}", "output_tokens": "{1: 1}"}}), "probability"),
+    (SERVEGEN_TRACE, json.dumps({"0": {"input_tokens": "{4: -1}", "output_tokens": "{1: 1}"}}), "probability"),
+    (SERVEGEN_TRACE, json.dumps({"0": {"input_tokens": "-" * 100_000 + "1", "output_tokens": ""}}), "is broken"),
+    ("0,1,1,G,1,1\ninf,1,1,G,1,1\n", SERVEGEN_LENGTHS, "no time"),
+    ("nan,1,1,G,1,1\n", SERVEGEN_LENGTHS, "no time"),
 ])
 def test_broken_servegen_is_refused_by_file(tmp_path: Path, trace: str, lengths: str, said: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
@@ -164,6 +182,40 @@ def test_servegen_with_half_a_client_or_none_is_refused(tmp_path: Path) -> None:
     archive.write_bytes(io.BytesIO(b"no archive").getvalue())
     with pytest.raises(InvalidArgument, match="cannot be read"):
         read_trace(archive)
+
+
+def test_an_archive_that_is_broken_inside_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "clients.tar.xz"
+    with tarfile.open(archive, "w:xz") as tar:
+        for number in range(3):
+            noise = random.Random(number).randbytes(100_000)
+            info = tarfile.TarInfo(f"chunk-{number}-trace.csv")
+            info.size = len(noise)
+            tar.addfile(info, io.BytesIO(noise))
+    whole = bytearray(archive.read_bytes())
+    whole[len(whole) // 2 : len(whole) // 2 + 64] = bytes(64)
+    archive.write_bytes(whole)
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        read_trace(archive)
+
+
+def test_requests_of_no_length_have_one_token(tmp_path: Path) -> None:
+    path = _mooncake(tmp_path / "t.jsonl", [MOONCAKE[0] | {"input_length": 0, "output_length": 0, "hash_ids": []}])
+    [request] = build_load(LoadPlan(trace=path, num_requests=1), 4096).requests
+    assert (request.prompt_tokens, request.output_tokens) == (1, 1)
+
+
+def test_a_moment_has_no_rate(tmp_path: Path) -> None:
+    """It was said to be one a second, and a rate that was asked for was not kept."""
+    path = _mooncake(tmp_path / "t.jsonl", [row | {"timestamp": 7} for row in MOONCAKE])
+    load = build_load(LoadPlan(trace=path, num_requests=3), 4096)
+    assert load.description["rate_per_s"] is None
+    with pytest.raises(InvalidArgument, match="at one moment"):
+        build_load(LoadPlan(trace=path, num_requests=3, rate_per_s=2.0), 4096)
+    spread = build_load(LoadPlan(trace=path, num_requests=3, rate_per_s=2.0, variation=0.0), 4096)
+    assert [one.arrival_s for one in spread.requests] == [0.0, 0.5, 1.0]
+    alone = build_load(LoadPlan(trace=path, num_requests=1, rate_per_s=2.0), 4096)
+    assert alone.requests[0].arrival_s == 0
 
 
 def test_formats_are_told_apart(tmp_path: Path) -> None:
@@ -252,6 +304,8 @@ def test_load_is_what_was_asked_for(tmp_path: Path) -> None:
     ({"trace": Path("x"), "kinds": ("short",)}, "not both"),
     ({"kinds": ("long",)}, "short, documents, reasoning"),
     ({"concurrency": 2, "rate_per_s": 1.0}, "closed loop"),
+    ({"skip": 3}, "of a --trace"),
+    ({"trace_format": "azure"}, "of a --trace"),
 ])
 def test_loads_that_make_no_sense_are_refused(fields: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):

@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from pd_engine.errors import shown
-from pd_ops.bench.serve.compare import Difference, Measure, differences, is_same_work, measures
+from pd_ops.bench.serve.compare import (
+    Difference,
+    Measure,
+    differences,
+    is_same_work,
+    may_have_been_cached,
+    measures,
+)
 from pd_ops.bench.serve.result import read_result
 from pd_ops.commands import options
 from pd_ops.tables import table
@@ -26,11 +33,16 @@ def command(
     differing = differences(first, second)
     comparable = is_same_work(differing)
     rows = measures(first, second, is_same_work=comparable)
+    cached = may_have_been_cached(first, second)
     output.document({
-        "same_work": comparable, "differences": [one.to_json() for one in differing],
+        "same_work": comparable, "may_have_been_cached": cached, "differences": [one.to_json() for one in differing],
         "measures": [row.to_json() for row in rows],
     })
-    output.text("\n\n".join([_differences(differing), _verdict(rows, comparable), _table(rows)]))
+    parts = [_differences(differing), _verdict(rows, comparable), _table(rows)]
+    if cached:
+        parts.insert(1, "both sent the same prompts (--prompt-salt), and one found more of them in caches: if it was "
+                        "the later one at the same workers, it is faster by that alone")
+    output.text("\n\n".join(parts))
 
 
 def _differences(differing: list[Difference]) -> str:

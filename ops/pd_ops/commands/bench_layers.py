@@ -49,6 +49,7 @@ def command(
     """Measure GEMM, attention, router and experts, a layer, a forward, a decode step and a prompt, and tokens as a
     client gets them: each by itself, without drafts, and its share of the next level. Ctrl-C keeps what it has."""
     output = options.start(context, as_json)
+    options.checked_file(page)
     from pd_ops.bench.layers.dissection import Meter  # imports torch
     from pd_ops.bench.layers.work import Case
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pd_ops.bench.serve.about import text_of
 from pd_ops.bench.serve.compare import differences, is_same_work
 from pd_ops.bench.serve.cost import Cost, Price, cost_of, devices_of
 from pd_ops.bench.serve.result import read_result
@@ -53,8 +54,12 @@ def command(
     document: Document = {
         "per_device_hour": price.per_device_hour, "same_work": same_work, "cost": costs[-1].to_json(),
         "before": costs[0].to_json() if earlier is not None else None,
+        "identity": found.identity, "before_identity": None if earlier is None else earlier.identity,
     }
     output.document(document)
+    output.text(text_of(found.identity) + "\n")
+    if earlier is not None:
+        output.text(f"before:\n{text_of(earlier.identity)}\n")
     output.text(_text(price, costs))
     if same_work is False:
         output.text("load or targets differ, so the two costs are of different work")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pd_ops.bench.serve.about import text_of
 from pd_ops.bench.serve.diagnose import Finding, diagnose, largest
 from pd_ops.bench.serve.result import read_result
 from pd_ops.commands import options
@@ -20,9 +21,13 @@ def command(
     """Say where requests of a result of bench serve spent their time (queue, room, prefill rate, link, decode step,
     router), by what evidence, and what a part twice as fast would be worth."""
     output = options.start(context, as_json)
-    findings = diagnose(read_result(result))
+    found = read_result(result)
+    findings = diagnose(found)
     most = largest(findings)
-    output.document({"largest": most.part.value, "findings": [one.to_json() for one in findings]})
+    output.document({
+        "identity": found.identity, "largest": most.part.value, "findings": [one.to_json() for one in findings],
+    })
+    output.text(text_of(found.identity) + "\n")
     output.text("\n".join(map(_text, findings)))
     output.text(f"\nmost of a request's time: {most.part.value}")
 

@@ -61,6 +61,7 @@ def measure_command(
 ) -> None:
     """Time each op on this CPU, one thread: every usable instruction set, and the reference."""
     output = options.start(context, as_json)
+    options.checked_file(output_file)
     dtypes = list(dict.fromkeys(dtype or DTYPES))
     if unknown := [name for name in dtypes if name not in DTYPES]:
         raise InvalidArgument(f"--dtype must be {' or '.join(DTYPES)}, got {unknown[0]!r}")

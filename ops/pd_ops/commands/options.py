@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,11 +87,32 @@ Stream = Annotated[
 
 
 def start(context: typer.Context, as_json: bool) -> Output:
-    """The output of a command whose body begins here."""
+    """The output of a command whose body begins here.
+
+    Raises:
+        InvalidArgument: a number that was given is infinite, or none.
+    """
     redirect_prints()
     output: Output = context.obj
     output.as_json = as_json
+    for name, value in context.params.items():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InvalidArgument(f"--{name.replace('_', '-')} must be a number, got {one}")
     return output
+
+
+def checked_file(file: Path | None) -> Path | None:
+    """That will be written to: asked before hours are measured.
+
+    Raises:
+        InvalidArgument: it cannot be.
+    """
+    if file is None:
+        return None
+    if file.is_dir() or not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise InvalidArgument(f"cannot write to {shown(str(file))}")
+    return file
 
 
 def checked_worker(worker: str) -> str:

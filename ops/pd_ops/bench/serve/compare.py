@@ -10,14 +10,15 @@ from pd_ops.bench.serve.result import Result
 from pd_ops.output import Document
 
 # Differ between any two runs, and say nothing about what was measured.
-IGNORED = frozenset({"host.date", "host.load_1m", "prompt_salt"})
+IGNORED = frozenset({"host.date", "prompt_salt"})
+LOAD, OTHER_LOAD = "host.load_1m", 1.0  # processes of others; less is chance
 MEASURES = (
     ("goodput a second", ("goodput_per_s",), True), ("good share", ("good_share",), True),
     ("requests a second", ("requests_per_s",), True), ("output tokens a second", ("completion_tokens_per_s",), True),
     ("refused", ("refused",), False), ("failed", ("failed",), False),
     *((f"{name} {rank}", (key, rank), False) for name, key in (("TTFT ms", "ttft_ms"), ("ITL ms", "itl_ms"))
       for rank in ("p50", "p95", "p99")),
-    ("request ms p50", ("request_ms", "p50"), False),
+    ("request ms p50", ("request_ms", "p50"), False), ("answers shorter than asked", ("short",), False),
     ("cached share of prompts", ("cached_share",), None),
 )
 
@@ -68,11 +69,23 @@ def differences(left: Result, right: Result) -> list[Difference]:
             Difference(name=f"{part}.{name}", left=ours.get(name), right=theirs.get(name))
             for name in sorted(ours.keys() | theirs.keys())
             if name not in IGNORED and ours.get(name) != theirs.get(name)
+            and not (name == LOAD and _is_near(ours.get(name), theirs.get(name)))
         ]
     if left.document.get("interrupted") != right.document.get("interrupted"):
         found.append(Difference(name="interrupted", left=left.document.get("interrupted"),
                                 right=right.document.get("interrupted")))
     return found
+
+
+def _is_near(left: object, right: object) -> bool:
+    return isinstance(left, int | float) and isinstance(right, int | float) and abs(left - right) < OTHER_LOAD
+
+
+def may_have_been_cached(left: Result, right: Result) -> bool:
+    """The same prompts were sent twice, and one run found more of them cached."""
+    salts = [one.document["load"].get("prompt_salt") for one in (left, right)]
+    shares = [one.summary.get("cached_share") for one in (left, right)]
+    return salts[0] is not None and salts[0] == salts[1] and shares[0] != shares[1]
 
 
 def measures(left: Result, right: Result, *, is_same_work: bool) -> list[Measure]:

@@ -107,6 +107,9 @@ def _good_if_halved(times: Times, part: Part, targets: Targets) -> bool:
         case Part.DECODE:
             first = arrivals[0][0]
             moved = tuple((first + (at - first) / 2, count) for at, count in arrivals)
+        case Part.ROUTER:  # the end of a stream is in it, which comes after all tokens
+            saved_s = max(0.0, saved_s - (record.end_s - arrivals[-1][0]) / 2)
+            moved = tuple((at - saved_s, count) for at, count in arrivals)
         case _:
             moved = tuple((at - saved_s, count) for at, count in arrivals)
     return targets.are_met(replace(record, arrivals=moved))

@@ -41,9 +41,9 @@ class GrpcSender:
 
 def _details(complete: api_pb2.GenerateComplete) -> dict[str, object]:
     details: dict[str, object] = {
-        "num_cached_tokens": complete.usage.cached_tokens, "num_drafted": complete.drafted_tokens,
-        "num_accepted": complete.accepted_tokens, "finish_reason": complete.finish_reason,
-        "queue_ms": _queue_ms(complete.placement),
+        "num_cached_tokens": complete.usage.cached_tokens, "num_told_tokens": complete.usage.completion_tokens,
+        "num_drafted": complete.drafted_tokens, "num_accepted": complete.accepted_tokens,
+        "finish_reason": complete.finish_reason, "queue_ms": _queue_ms(complete.placement),
     }
     if complete.HasField("handoff"):
         details |= {"handoff_bytes": complete.handoff.bytes, "hidden_bytes": complete.handoff.hidden_bytes}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
+import resource
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +22,7 @@ MAX_LINE_BYTES = 16 * 2**20
 MAX_ERROR_BYTES = 65_536
 CONNECT_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 30.0
+OTHER_FILES = 256  # that a process has open beside its connections, at most
 _REFUSED = (429,)
 
 
@@ -99,20 +102,24 @@ async def get_json(endpoint: Endpoint, path: str) -> Any:
     """Raises:
     Unavailable: nobody answers, or with an error, or not in JSON.
     """
-    async with asyncio.timeout(CALL_TIMEOUT_S), _call(endpoint, "GET", path, None) as (status, lines):
-        text = b"\n".join([line async for line in lines])
+    name = f"{endpoint.host}:{endpoint.port}{path}"
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S), _call(endpoint, "GET", path, None) as (status, lines):
+            text = b"\n".join([line async for line in lines])
+    except TimeoutError:
+        raise Unavailable(f"{name}: no answer in {CALL_TIMEOUT_S:g} s") from None
     try:
         if status != 200:
             raise ValueError(f"status {status}")
         return json.loads(text)
-    except ValueError as error:
-        raise Unavailable(f"{endpoint.host}:{endpoint.port}{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise Unavailable(f"{name}: {error}") from None
 
 
 def _event(data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unavailable(f"an event is not JSON: {error}") from None
     if not isinstance(event, dict):
         raise Unavailable(f"an event is no JSON object: {data[:80]!r}")
@@ -137,12 +144,14 @@ def _take(event: dict[str, Any], recording: Recording, at_s: float) -> None:
         usage = event.get("usage")
         if usage:
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            told = usage.get("completion_tokens")
             details = usage.get("completion_tokens_details") or {}
             accepted, rejected = (details.get(f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
             recording.details["num_cached_tokens"] = None if cached is None else int(cached)
+            recording.details["num_told_tokens"] = None if told is None else int(told)
             if accepted is not None and rejected is not None:
                 recording.details |= {"num_accepted": int(accepted), "num_drafted": int(accepted) + int(rejected)}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise Unavailable(f"an event is of another shape: {error}") from None
 
 
@@ -169,7 +178,7 @@ async def _call(endpoint: Endpoint, method: str, path: str, body: Any
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(
                 endpoint.host, endpoint.port, limit=MAX_LINE_BYTES,
-                ssl=ssl.create_default_context() if endpoint.is_tls else None,
+                ssl=_tls() if endpoint.is_tls else None,
             )
         writer.write(_head_and_body(endpoint, method, path, body))
         await writer.drain()
@@ -183,6 +192,25 @@ async def _call(endpoint: Endpoint, method: str, path: str, body: Any
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Once: to read the certificates takes longer than most tokens, in which nothing else would be received."""
+    return ssl.create_default_context()
+
+
+def room_for_connections(most: int) -> int:
+    """How many of so many connections at once this process may have, once it has asked for more files: what a limit of
+    its own refuses would look like failures of the endpoint."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard):
+        return most
+    wanted = min(hard, most + OTHER_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return max(1, min(most, soft - OTHER_FILES))
 
 
 def _head_and_body(endpoint: Endpoint, method: str, path: str, body: Any) -> bytes:

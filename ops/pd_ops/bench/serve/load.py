@@ -55,11 +55,13 @@ def build_load(plan: LoadPlan, max_context: int) -> Load:
     """
     if plan.trace is not None and plan.kinds:
         raise InvalidArgument("give --trace or --kind, not both")
+    if plan.trace is None and (plan.skip or plan.trace_format is not None):
+        raise InvalidArgument("--skip and --trace-format are of a --trace, and there is none")
     if plan.concurrency is not None and (plan.rate_per_s is not None or plan.variation is not None):
         raise InvalidArgument("--concurrency is a closed loop, which has no --rate and no --burstiness")
     requests = _requests(plan)
     if plan.variation is not None and plan.trace is not None:
-        requests = _at(requests, plan, _rate(requests))
+        requests = _at(requests, plan, _rate(requests) or 1.0)
     elif plan.trace is not None and plan.rate_per_s is not None:
         requests = list(scale_rate(requests, plan.rate_per_s))
     scale = plan.length_scale if plan.length_scale is not None else fitting_scale(requests, max_context)
@@ -86,9 +88,10 @@ def _at(requests: Sequence[TracedRequest], plan: LoadPlan, own_rate: float) -> l
     return [replace(request, arrival_s=at) for request, at in zip(requests, arrivals, strict=False)]
 
 
-def _rate(requests: Sequence[TracedRequest]) -> float:
+def _rate(requests: Sequence[TracedRequest]) -> float | None:
+    """None: one request, or all at one moment."""
     span = requests[-1].arrival_s - requests[0].arrival_s
-    return (len(requests) - 1) / span if span > 0 else 1.0
+    return (len(requests) - 1) / span if span > 0 else None
 
 
 def _description(plan: LoadPlan, requests: Sequence[TracedRequest], scale: float, num_clipped: int) -> Document:

@@ -13,7 +13,7 @@ from pd_engine.model.checkpoint import resolve_model
 from pd_engine.model.config import ModelConfig
 from pd_ops.bench.serve.about import Served, served_by_router, serving_identity
 from pd_ops.bench.serve.grpc_sender import GrpcSender
-from pd_ops.bench.serve.http_sender import Endpoint, HttpSender, get_json
+from pd_ops.bench.serve.http_sender import Endpoint, HttpSender, get_json, room_for_connections
 from pd_ops.bench.serve.load import LoadPlan, build_load
 from pd_ops.bench.serve.plot import plot
 from pd_ops.bench.serve.prompts import PromptMaker
@@ -82,7 +82,8 @@ async def measure(
         assert served.vocab_size is not None
         run = Measurement(
             load.requests, target.sender, PromptMaker(vocab_size=served.vocab_size, salt=prompt_salt),
-            concurrency=plan.concurrency, max_in_flight=max_in_flight, note=note,
+            concurrency=plan.concurrency, note=note,
+            max_in_flight=max_in_flight if endpoints.url is None else _room(plan.concurrency, max_in_flight),
         )
         measured = await _watched(run, target.watch)
     rows = series(measured.records, measured.span_s)
@@ -94,6 +95,16 @@ async def measure(
     }
     title = f"{identity['engine']}, {load.description['requests']} requests, {summary['good_share']:.0%} good"
     return document, measured, plot(measured.records, rows, targets, title)
+
+
+def _room(concurrency: int | None, max_in_flight: int) -> int:
+    """Raises:
+    InvalidArgument: a closed loop of so many cannot be.
+    """
+    room = room_for_connections(concurrency or max_in_flight)
+    if concurrency is not None and room < concurrency:
+        raise InvalidArgument(f"--concurrency {concurrency}: this process may have {room} connections (ulimit -n)")
+    return room
 
 
 async def _watched(run: Measurement, watch: PoolWatch | None) -> Measured:

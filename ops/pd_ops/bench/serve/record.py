@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,6 +17,10 @@ from pd_ops.latency import StreamTiming
 
 MAX_RECORDS_BYTES = 4 * 2**30
 FEWEST_GAPS = 3
+NUMBERS = (
+    "number", "intended_s", "sent_s", "end_s", "prompt_tokens", "asked_tokens", "num_cached_tokens", "num_told_tokens",
+    "num_drafted", "num_accepted", "handoff_bytes", "hidden_bytes", "queue_ms",
+)
 
 
 class Outcome(Enum):
@@ -32,7 +37,7 @@ class Record:
     Attributes:
         intended_s: when it should have been sent, from which its latencies count; of a closed loop when it was sent.
         arrivals: (when, tokens that came then).
-        num_cached_tokens, num_drafted, num_accepted: None: the endpoint did not say.
+        num_cached_tokens, num_told_tokens (of the answer), num_drafted, num_accepted: None: the endpoint did not say.
         handoff_bytes, hidden_bytes, queue_ms: of a pd-relay over gRPC; queue_ms is what the router expected.
     """
 
@@ -46,6 +51,7 @@ class Record:
     asked_tokens: int
     arrivals: tuple[tuple[float, int], ...] = ()
     num_cached_tokens: int | None = None
+    num_told_tokens: int | None = None
     num_drafted: int | None = None
     num_accepted: int | None = None
     handoff_bytes: int | None = None
@@ -56,7 +62,13 @@ class Record:
 
     @property
     def completion_tokens(self) -> int:
-        return sum(count for _, count in self.arrivals)
+        """As the endpoint counts them; else as they were seen to come."""
+        return sum(count for _, count in self.arrivals) if self.num_told_tokens is None else self.num_told_tokens
+
+    @property
+    def is_short(self) -> bool:
+        """It is known to have ended before the length that was asked for."""
+        return self.num_told_tokens is not None and self.num_told_tokens < self.asked_tokens
 
     @property
     def timing(self) -> StreamTiming:
@@ -81,9 +93,19 @@ class Record:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
-        """Raises ValueError, TypeError or KeyError."""
+        """Raises ValueError, TypeError, KeyError or OverflowError."""
         arrivals = tuple((float(at), int(count)) for at, count in data["arrivals"])
+        _check([at for at, _ in arrivals], {name: data[name] for name in NUMBERS if data.get(name) is not None})
         return cls(**{**data, "outcome": Outcome(data["outcome"]), "arrivals": arrivals})
+
+
+def _check(times: Sequence[float], numbers: dict[str, Any]) -> None:
+    """Raises ValueError: a number is none, is infinite or below 0, or times are not in order."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {str(value)[:40]}")
+    if not all(map(math.isfinite, times)) or any(after < before for before, after in itertools.pairwise(times)):
+        raise ValueError("tokens arrive at no time, or before others that came earlier")
 
 
 @dataclass(kw_only=True)
@@ -123,7 +145,7 @@ def read_records(path: Path) -> list[Record]:
             raise InvalidArgument(f"{path} is larger than {MAX_RECORDS_BYTES} bytes")
         with path.open(encoding="utf-8") as file:
             records.extend(Record.from_json(json.loads(line)) for line in file)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidArgument(
             f"{path}, line {len(records) + 1}, is no record of a request: {type(error).__name__}: {error}"
         ) from None

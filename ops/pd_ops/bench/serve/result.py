@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pd_engine.bounded_file import read_bounded
 from pd_engine.errors import InvalidArgument, NotFound
+from pd_ops.bench.serve.about import text_of
 from pd_ops.bench.serve.record import Outcome, Record, read_records, write_records
 from pd_ops.bench.serve.summary import ItlOf, Targets
 from pd_ops.output import Document
@@ -16,6 +18,12 @@ from pd_ops.output import Document
 RESULT_FILE, RECORDS_FILE, PLOT_FILE = "result.json", "records.jsonl", "plot.svg"
 MAX_RESULT_BYTES = 256 * 2**20
 REQUIRED = ("identity", "load", "targets", "summary", "series")
+NUMBERS = (  # of a summary, that are read again; a latency has none where nothing finished
+    *((name,) for name in (
+        "requests", "finished", "refused", "failed", "good", "good_share", "goodput_per_s", "span_s", "prompt_tokens",
+        "completion_tokens", "good_prompt_tokens", "good_completion_tokens",
+    )), *((name, rank) for name in ("ttft_ms", "itl_ms") for rank in ("p50", "p99")),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +97,18 @@ def read_result(path: Path) -> Result:
     result = Result(path=file, document=document,
                     records=tuple(read_records(records)) if records.is_file() else ())
     try:
-        _ = result.targets, result.summary["ttft_ms"]["p50"], result.summary["goodput_per_s"], result.identity["host"]
-    except (KeyError, TypeError, ValueError) as error:
+        _ = result.targets, text_of(result.identity), [_number(result.summary, keys) for keys in NUMBERS]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidArgument(f"{file} is no result of bench serve: {type(error).__name__}: {error}") from None
     return result
+
+
+def _number(summary: Document, keys: tuple[str, ...]) -> None:
+    """Raises KeyError, TypeError or ValueError: there is none."""
+    found: Any = summary
+    for key in keys:
+        found = found[key]
+    is_latency = len(keys) > 1
+    if not (found is None and is_latency) and (isinstance(found, bool) or not isinstance(found, int | float)
+                                               or not 0 <= found < math.inf):
+        raise ValueError(f"{'.'.join(keys)} is {str(found)[:40]}")

@@ -14,9 +14,11 @@ import csv
 import heapq
 import itertools
 import json
+import lzma
 import random
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ from pd_ops.bench.serve.arrivals import renewal
 from pd_ops.bench.serve.traced import TracedRequest
 
 MAX_FILE_BYTES = 64 * 2**20
+_BROKEN = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, AttributeError, OverflowError, MemoryError,
+           csv.Error)
 _NAME = re.compile(r"chunk-(\d+)-(trace\.csv|dataset\.json)$")
 
 
@@ -118,13 +122,15 @@ class _explained:  # noqa: N801 - reads as a statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (ValueError, KeyError, TypeError, SyntaxError, RecursionError, AttributeError, csv.Error)):
+        if isinstance(error, _BROKEN):
             raise InvalidArgument(f"{self._where} is broken: {type(error).__name__}: {error}") from None
 
 
 def _windows(text: str) -> tuple[Window, ...]:
     rows = [row for row in csv.reader(text.splitlines()) if row]
     starts = [float(row[0]) for row in rows]
+    if not all(0 <= start < 1e9 for start in starts):
+        raise ValueError("a window begins at no time")
     if starts != sorted(starts):
         raise ValueError("windows are not in order")
     length = starts[1] - starts[0] if len(starts) > 1 else 600.0
@@ -153,9 +159,11 @@ def _lengths(text: str) -> tuple[tuple[float, Lengths, Lengths], ...]:
 def _distribution(text: str) -> Lengths | None:
     """None: a window without requests."""
     pairs = ast.literal_eval(text) if isinstance(text, str) else text
-    values = sorted((int(tokens), float(share)) for tokens, share in pairs.items() if float(share) > 0)
+    values = sorted((int(tokens), float(share)) for tokens, share in pairs.items() if float(share) != 0)
     if any(not 0 <= tokens <= 1 << 24 for tokens, _ in values):
         raise ValueError("a length that no request has")
+    if any(not 0 < share < 1e12 for _, share in values):
+        raise ValueError("a probability that is none")
     if not values:
         return None
     return Lengths(values=tuple(tokens for tokens, _ in values),
@@ -168,13 +176,13 @@ def _files(path: Path) -> Iterator[tuple[str, str]]:
         if path.is_dir():
             for file in sorted(path.rglob("chunk-*")):
                 if _NAME.search(file.name) and file.stat().st_size <= MAX_FILE_BYTES:
-                    yield file.name, file.read_text(encoding="utf-8")
+                    yield file.name, file.read_text(encoding="utf-8-sig")
             return
         with tarfile.open(path) as archive:
             for member in archive:
                 if member.isfile() and _NAME.search(member.name) and member.size <= MAX_FILE_BYTES:
                     data = archive.extractfile(member)
                     assert data is not None, member.name
-                    yield member.name, data.read().decode("utf-8")
-    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError) as error:
+                    yield member.name, data.read().decode("utf-8-sig")
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read: {type(error).__name__}: {error}") from None

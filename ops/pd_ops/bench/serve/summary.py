@@ -112,6 +112,7 @@ def summarize(records: Sequence[Record], targets: Targets, *, span_s: float) -> 
         **_latencies(finished),
         "lag_ms": Spread.of(record.lag_ms for record in records).to_json(),
         "queue_ms": Spread.of(_known(finished, lambda one: one.queue_ms)).to_json(),
+        "short": sum(record.is_short for record in finished),
         "drafted_tokens": sum(_known(finished, lambda one: one.num_drafted)),
         "accepted_tokens": sum(_known(finished, lambda one: one.num_accepted)),
         "cached_tokens": cached, "cached_share": None if cached is None else _ratio(cached, prompt),
@@ -164,7 +165,7 @@ def series(records: Sequence[Record], span_s: float) -> list[Document]:
     """One row a second: what was to be sent, what was answered, tokens, and how many ran at its end."""
     seconds = max(1, math.ceil(span_s))
     rows: list[dict[str, Any]] = [
-        {"second": second, "intended": 0, "finished": 0, "refused": 0, "tokens": 0, "running": 0}
+        {"second": second, "intended": 0, "finished": 0, "refused": 0, "failed": 0, "tokens": 0, "running": 0}
         for second in range(seconds)
     ]
 
@@ -173,7 +174,7 @@ def series(records: Sequence[Record], span_s: float) -> list[Document]:
 
     for record in records:
         row(record.intended_s)["intended"] += 1
-        if record.outcome in (Outcome.FINISHED, Outcome.REFUSED):
+        if record.outcome is not Outcome.UNFINISHED:
             row(record.end_s)[record.outcome.value] += 1
         for at_s, count in record.arrivals:
             row(at_s)["tokens"] += count

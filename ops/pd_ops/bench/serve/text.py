@@ -34,7 +34,9 @@ def _load(load: Document) -> str:
     what = load["trace"] or ", ".join(load["kinds"])
     how = (
         f"closed loop of {load['concurrency']}: latencies do not include waiting for a turn" if load["loop"] == "closed"
-        else f"open loop, {load['arrivals']}, {load['rate_per_s']:.3g} requests/s"
+        else f"open loop, {load['arrivals']}, " + (
+            "all at one moment" if load["rate_per_s"] is None else f"{load['rate_per_s']:.3g} requests/s"
+        )
     )
     clipped = f", {load['num_clipped']} clipped to the context" if load["num_clipped"] else ""
     return (
@@ -66,6 +68,10 @@ def _latencies(summary: Document) -> str:
 
 def _more(summary: Document) -> list[str]:
     lines = []
+    if summary["finished"] < summary["requests"]:
+        lines.append("times are of requests that finished; the others are in none of them, and not good")
+    if summary["short"]:
+        lines.append(f"{summary['short']} answers were shorter than asked for: less work than this load is elsewhere")
     if summary["drafted_tokens"]:
         share = summary["accepted_tokens"] / summary["drafted_tokens"]
         lines.append(f"drafts: {summary['accepted_tokens']:,} of {summary['drafted_tokens']:,} accepted ({share:.1%})")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pd_engine.errors import InvalidArgument
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedRequest:
@@ -53,12 +55,21 @@ def fitting_scale(requests: Sequence[TracedRequest], max_context: int) -> float:
     totals = sorted(request.prompt_tokens + request.output_tokens for request in requests)
     if not totals:
         return 1.0
-    return min(1.0, max_context / totals[min(len(totals) - 1, int(0.99 * len(totals)))])
+    return min(1.0, max_context / max(1, totals[min(len(totals) - 1, int(0.99 * len(totals)))]))
 
 
 def scale_rate(requests: Sequence[TracedRequest], per_s: float) -> tuple[TracedRequest, ...]:
-    """The same arrivals faster or slower, so that their mean rate is `per_s`; their pattern stays."""
-    first = requests[0].arrival_s if requests else 0.0
-    span = requests[-1].arrival_s - first if requests else 0.0
-    factor = (len(requests) - 1) / per_s / span if span > 0 else 0.0
+    """The same arrivals faster or slower, so that their mean rate is `per_s`; their pattern stays.
+
+    Raises:
+        InvalidArgument: several arrive, and all at one moment.
+    """
+    if len(requests) < 2:
+        return tuple(replace(request, arrival_s=0.0) for request in requests)
+    first = requests[0].arrival_s
+    span = requests[-1].arrival_s - first
+    if span <= 0:
+        raise InvalidArgument(f"all {len(requests)} requests of the trace arrive at one moment, which no rate scales: "
+                              "give --burstiness too, for arrivals of their own (1: Poisson)")
+    factor = (len(requests) - 1) / per_s / span
     return tuple(replace(request, arrival_s=(request.arrival_s - first) * factor) for request in requests)

@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pd_engine.errors import InvalidArgument, NotFound
@@ -18,6 +18,7 @@ from pd_ops.bench.serve.traced import TracedRequest
 MOONCAKE_BLOCK = 512
 MAX_TOKENS = 1 << 24
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BEGIN = datetime(2000, 1, 1)  # before all of Azure's requests, which need not be in order
 FORMATS = ("mooncake", "azure", "servegen")
 
 
@@ -55,7 +56,7 @@ def guess_format(path: Path) -> str:
     """
     if path.is_dir() or path.name.endswith((".tar", ".tar.xz", ".tar.gz", ".tgz")):
         return "servegen"
-    first = next(_lines(path), "")
+    first = next((line for line in _lines(path) if line.strip()), "")
     if first.lstrip().startswith("{"):
         return "mooncake"
     if first.split(",")[0].strip() == AZURE_COLUMNS[0]:
@@ -111,15 +112,15 @@ def _azure(lines: Iterator[str]) -> Iterator[TracedRequest]:
     header = [name.strip() for name in next(rows, [])]
     if header != list(AZURE_COLUMNS):
         raise ValueError(f"columns {header}, not {list(AZURE_COLUMNS)}")
-    begin: datetime | None = None
     for row in rows:
         if not row:
             continue
         time, prompt, output = row
         at = datetime.fromisoformat(_six_digits(time.strip()))
-        begin = begin or at
+        if at.tzinfo is not None:
+            at = at.astimezone(UTC).replace(tzinfo=None)
         yield TracedRequest(
-            arrival_s=(at - begin).total_seconds(), prompt_tokens=int(prompt), output_tokens=int(output)
+            arrival_s=(at - BEGIN).total_seconds(), prompt_tokens=int(prompt), output_tokens=int(output)
         )
 
 
@@ -141,7 +142,7 @@ def _lines(path: Path) -> Iterator[str]:
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as file:
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             yield from file
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read: {type(error).__name__}: {error}") from None
