@@ -9,7 +9,15 @@ import pytest
 from pd_engine.errors import InvalidArgument
 from pd_ops.capacity.named import architecture
 from pd_ops.sizing.published_day import Day, compared
-from pd_ops.sizing.roofline import HARDWARE, Deployment, active_parameters, exchanged_bytes, resident_bytes, roofline
+from pd_ops.sizing.roofline import (
+    HARDWARE,
+    Deployment,
+    active_parameters,
+    exchanged_bytes,
+    resident_bytes,
+    roofline,
+    sizes,
+)
 from support.commands import run_command
 
 H800 = Deployment(hardware=HARDWARE["h800"], prefill_devices=32, decode_devices=144)
@@ -38,6 +46,34 @@ def test_too_few_devices_are_refused() -> None:
         roofline(V3, replace(H800, prefill_devices=4))
 
 
+def test_experts_are_reached_over_nvlink_within_a_host_and_over_the_network_beyond() -> None:
+    flops = 2 * active_parameters(V3) / 1979e12
+
+    def exchange_s(devices: int, name: str) -> float:
+        hardware = replace(HARDWARE[name], memory_gib=1000, fp8_tflops=1979)
+        costs = roofline(V3, Deployment(hardware=hardware, prefill_devices=devices, decode_devices=devices))
+        return costs.prefill_ms_per_token / 1e3 * devices - flops
+
+    sent = exchanged_bytes(V3)
+    for name, rate in (("h100", 450e9), ("h800", 200e9), ("h200", 450e9), ("b200", 900e9)):
+        assert exchange_s(8, name) == pytest.approx(sent / rate)
+        assert exchange_s(16, name) == pytest.approx(sent / 50e9)
+        assert exchange_s(1, name) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_workers_are_as_large_as_their_devices() -> None:
+    found = sizes(V3, H800)
+    left = 0.9 * 80 * 2**30 - resident_bytes(V3, 144)
+    assert found["cache_tokens"] == int(144 * left / 70_272)
+    assert found["prefill_cache_tokens"] < found["cache_tokens"]
+    assert (found["chunk_tokens"], found["max_batch"]) == (512 * 32, 128 * 144)
+
+
+def test_what_is_no_latent_for_every_token_has_no_roofline() -> None:
+    with pytest.raises(InvalidArgument, match="DeepSeek-V3's family"):
+        roofline(architecture("deepseek-v4-pro"), H800)
+
+
 def test_the_published_day_comes_out_within_a_quarter() -> None:
     rows = {row["name"]: row["ratio"] for row in compared(Day())}
     assert rows.pop("nodes, on average") == pytest.approx(1.0, abs=0.01)
@@ -50,6 +86,7 @@ def test_the_command_prints_it() -> None:
     finished = run_command("simulate", "published-day", "--json")
     assert finished.code == 0, finished.stderr
     assert len(finished.document["rows"]) == 4
+    assert finished.document["commit"] or finished.document["commit"] is None  # its identity
 
 
 def test_a_cluster_of_named_hardware_is_played() -> None:

@@ -23,7 +23,7 @@ from pd_ops.sizing.fitting import Steps, fit, plane, steps_of
 from pd_ops.sizing.histogram import Histogram
 from pd_ops.sizing.outcome import Traveller, travellers_of
 from pd_ops.sizing.pools import Failure, Pools
-from pd_ops.sizing.study import Prices, Study, compared, front, parse_failure, parse_pools
+from pd_ops.sizing.study import Prices, Study, best_ratios, compared, front, parse_failure, parse_pools
 from pd_ops.sizing.world import World
 from support.commands import run_command
 from support.serve_results import example
@@ -240,17 +240,58 @@ def test_the_front_leaves_out_what_another_beats() -> None:
                 "itl_ms": {"p99": 1.0}}
 
     assert front([row(2, 1.0, 50), row(3, 1.0, 60), row(3, 2.0, 60), row(4, 2.0, 60)]) == [True, False, True, False]
+    assert front([row(2, 1.0, 50), row(2, 9.0, 1) | {"died": ["decode-0"]}]) == [True, False]
 
 
 def test_simulated_beside_measured() -> None:
     result = example()
-    row = {"ttft_ms": {"p50": 150.0, "p99": 150.0}, "itl_ms": {"p50": 25.0, "p99": None}, "good_share": 1.0}
-    found = {one["name"]: one["ratio"] for one in compared(row, result, POOLS)}
+    row = {"prefill": 1, "decode": 1, "died": [], "ttft_ms": {"p50": 150.0, "p99": 150.0},
+           "itl_ms": {"p50": 25.0, "p99": None}, "good_share": 1.0}
+    others = [row | {"decode": 2}, row | {"died": ["decode-0"]}]
+    assert compared(others, result, POOLS) is None, "pools that were not measured"
+
+    def pairs(pools: Pools) -> list[dict[str, Any]]:
+        found = compared([*others, row], result, pools)
+        assert found is not None
+        return found
+
+    found = {one["name"]: one["ratio"] for one in pairs(POOLS)}
     assert found["ttft_ms p50"] == pytest.approx(1.5)
     assert found["itl_ms p50"] == pytest.approx(1.0)
     assert found["itl_ms p99"] is None
-    good = [compared(row, result, replace(POOLS, ttft_target_ms=ms))[-1]["measured"] for ms in (50.0, 500.0)]
+    good = [pairs(replace(POOLS, ttft_target_ms=ms))[-1]["measured"] for ms in (50.0, 500.0)]
     assert good == [0.0, 1.0], "by the targets of the simulation, whatever those of the measurement were"
+
+
+def test_the_best_ratio_of_as_many_workers() -> None:
+    def row(prefill: int, decode: int, good: int, ttft: float | None = 1.0, died: tuple[str, ...] = ()
+            ) -> dict[str, Any]:
+        return {"prefill": prefill, "decode": decode, "good": good, "good_share": good / 10, "ttft_ms": {"p99": ttft},
+                "died": list(died)}
+
+    rows = [row(1, 1, 9), row(1, 2, 5), row(2, 1, 5, 0.5), row(1, 2, 9, died=("decode-0",)), row(1, 3, 0, None),
+            row(2, 2, 0, 3.0)]
+    assert [(one["workers"], one["prefill"], one["decode"], one["of"]) for one in best_ratios(rows)] == [
+        (3, 2, 1, 2), (4, 2, 2, 2),
+    ]
+
+
+def test_requests_of_one_moment_have_a_goodput() -> None:
+    found = run(POOLS, [traveller(5.0, 10, 3) for _ in range(4)])
+    assert found["goodput_per_s"] == pytest.approx(4 / found["span_s"])
+
+
+def test_the_caches_of_the_pools_are_as_large_as_they_are_told() -> None:
+    one, other = (tuple(bytes([n]) * 16 for n in range(first, first + 8)) for first in (0, 8))
+
+    def cached_again(num_prefill_blocks: int | None) -> int:
+        """Of the same prompt twice, with another one between."""
+        three = [Traveller(10.0 * number, Prompt(num_tokens=8 * 64 + 1, hashes=hashes), 2, 2)
+                 for number, hashes in enumerate((one, other, one))]
+        World(replace(POOLS, num_prefill_blocks=num_prefill_blocks, local_tokens=0), COST, three).run()
+        return three[-1].num_cached
+
+    assert [cached_again(blocks) for blocks in (None, 12, 9)] == [8 * 64, 4 * 64, 64]
 
 
 def test_the_prefill_pool_pays_for_input_and_the_decode_pool_for_output() -> None:
@@ -308,6 +349,34 @@ def test_the_command_plays_all_ratios(tmp_path: Path) -> None:
     assert all(row["cost"]["device_hours"] == pytest.approx(3 * row["span_s"] / 3600) for row in rows)
     assert all(row["finished"] + row["refused"] + row["failed"] == 30 for row in rows)
     assert finished.document["compared"] is None
+    assert [(one["workers"], one["of"]) for one in finished.document["best"]] == [(3, 2)]
+    assert finished.document["worker"]["cache_tokens"] == 100_000 // 64 * 64
+
+
+def test_a_worker_that_is_not_there_does_not_die(tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps(COST.to_json()))
+    load = ("simulate", "capacity", "--cost", file, "--kind", "short", "--requests", "20", "--rate", "5")
+    finished = run_command(*load, "--workers", "3", "--fail", "decode-1@2", "--json")
+    assert [(row["prefill"], row["decode"], row["died"]) for row in finished.document["rows"]] == [
+        (1, 2, []), (1, 2, ["decode-1"]), (2, 1, []),
+    ]
+    too_small = run_command(*load, "--pools", "1:1", "--cache-tokens", "1")
+    assert "1:1: 0 of 20 requests were refused, 20 failed" in too_small.stdout
+    finished = run_command(*load, "--pools", "1:1", "--fail", "decode-1@2")
+    assert (finished.code, "none of these pools" in finished.stderr) == (2, True)
+    finished = run_command(*load, "--pools", "1:1", "--fail", "decode-0@90000", "--json")
+    assert [row["died"] for row in finished.document["rows"]] == [[]]
+    assert "had ended before" in finished.stderr
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (("--rate", "inf"), "--rate"), (("--back-after", "inf"), "--back-after"), (("--max-queued-ms", "inf"), "a number"),
+    (("--write-cost", "/nowhere/cost.json"), "cannot write"),
+])
+def test_what_cannot_be_is_said_before_anything_is_played(flags: tuple[str, ...], said: str) -> None:
+    finished = run_command("simulate", "capacity", "--hardware", "h800", "--pools", "1:1", *flags)
+    assert (finished.code, said in finished.stderr) == (2, True), finished.stderr
 
 
 def test_the_command_needs_costs_and_pools(tmp_path: Path) -> None:

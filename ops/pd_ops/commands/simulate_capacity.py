@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pd_ops.sizing.study import Study
 
 TTFT_MS, ITL_MS = 2000.0, 100.0
-MAX_CONTEXT = 131_072
+MAX_CONTEXT, CACHE_TOKENS = 131_072, 100_000
 HARDWARE_NAMES = ("h100", "h800", "h200", "b200")
 COLUMNS = ("pools", "good", "goodput/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms", "cached", "prefill busy",
            "decode busy", "batch", "worker s/request", "front")
@@ -57,12 +57,14 @@ def command(
     burstiness: Annotated[float | None, typer.Option(min=0, max=100, help="Variation of the gaps.")] = None,
     length_scale: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Lengths times this.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Longer requests are clipped.")] = MAX_CONTEXT,
-    cache_tokens: Annotated[int, typer.Option(min=1, help="That the cache of a worker holds.")] = 100_000,
+    cache_tokens: Annotated[
+        int | None, typer.Option(min=1, help="That a worker's cache holds; default: by --hardware's memory, or 100000.")
+    ] = None,
     chunk_tokens: Annotated[
-        int | None, typer.Option(min=1, help="engine.chunk_tokens; default: the replayed result's, or 256.")
+        int | None, typer.Option(min=1, help="engine.chunk_tokens; default: the replayed result's, --hardware's, 256.")
     ] = None,
     max_batch: Annotated[
-        int | None, typer.Option(min=1, help="decode.max_batch; default: the replayed result's, or 64.")
+        int | None, typer.Option(min=1, help="decode.max_batch; default: the replayed result's, --hardware's, 64.")
     ] = None,
     local_tokens: Annotated[
         int | None, typer.Option(min=0, help="router.local_prefill_tokens; default: the replayed result's, or 64.")
@@ -76,7 +78,9 @@ def command(
     fail: Annotated[
         list[str] | None, typer.Option(help="WORKER@SECONDS: it dies then; each pool is played with and without.")
     ] = None,
-    back_after: Annotated[float, typer.Option(min=0, help="Seconds until a dead worker serves again.")] = 30.0,
+    back_after: Annotated[
+        float, typer.Option(min=0, max=86_400, help="Seconds until a dead worker serves again.")
+    ] = 30.0,
     device_hour: Annotated[float | None, typer.Option(min=0, help="Price of a device for an hour.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the load and of what varies.")] = 0,
     as_json: options.Json = False,
@@ -87,10 +91,11 @@ def command(
     output = options.start(context, as_json)
     from pd_ops.bench.serve.result import read_result
     from pd_ops.sizing.limits import limits
-    from pd_ops.sizing.study import Prices, compared, front, parse_failure
+    from pd_ops.sizing.study import Prices, best_ratios, compared, front, parse_failure
 
     about = identity()
-    costs = _costs(fit, cost, hardware, {
+    options.checked_file(write_cost)
+    costs, sizes = _costs(fit, cost, hardware, {
         "model": model, "prefill_devices": prefill_devices, "decode_devices": decode_devices, "efficiency": efficiency,
         "tokens_per_step": tokens_per_step,
     })
@@ -102,54 +107,65 @@ def command(
         "variation": burstiness, "length_scale": length_scale, "seed": seed,
     }
     study, load = _study(
-        costs, measured, plan, max_context=max_context, cache_tokens=cache_tokens, seed=seed, cell_workers=cell_workers,
+        costs, measured, plan, max_context=max_context, sizes=sizes, seed=seed, cell_workers=cell_workers,
         failures=tuple(parse_failure(text, back_after_s=back_after) for text in fail or ()),
-        chosen={"chunk_tokens": chunk_tokens, "max_batch": max_batch, "local_tokens": local_tokens,
-                "max_queued_ms": max_queued_ms, "refuses": refuse, "ttft_target_ms": ttft_target_ms,
-                "itl_target_ms": itl_target_ms},
+        chosen={"cache_tokens": cache_tokens, "chunk_tokens": chunk_tokens, "max_batch": max_batch,
+                "local_tokens": local_tokens, "max_queued_ms": max_queued_ms, "refuses": refuse,
+                "ttft_target_ms": ttft_target_ms, "itl_target_ms": itl_target_ms},
     )
     rows: list[Document] = []
-    for prefill, decode in _chosen(pools, workers, measured):
-        for with_failures in (False, True) if study.failures else (False,):
+    chosen = _chosen(pools, workers, measured)
+    for failure in study.failures:
+        if not any(failure in study.failures_of(*one) for one in chosen):
+            raise InvalidArgument(f"--fail {failure.worker_id}: none of these pools has such a worker")
+    for prefill, decode in chosen:
+        for with_failures in (False, True) if study.failures_of(prefill, decode) else (False,):
             output.note(f"{prefill} prefill, {decode} decode" + (", with failures" if with_failures else ""))
             rows.append(study.row(prefill, decode, with_failures=with_failures))
+            if with_failures and not rows[-1]["died"]:
+                del rows[-1]
+                output.note("  all requests had ended before a worker was to die")
     if device_hour is not None:
         devices = (prefill_devices, decode_devices) if hardware is not None else (1, 1)
         prices = Prices(device_hour=device_hour, prefill_devices=devices[0], decode_devices=devices[1])
         rows = [{**row, "cost": prices.of(row)} for row in rows]
     marks = front(rows)
     document = {
-        **about, "cost": costs.to_json(), "load": load, "seed": seed, "ttft_target_ms": ttft_target_ms,
-        "itl_target_ms": itl_target_ms,
+        **about, "cost": costs.to_json(), "worker": _worker(study), "load": load, "seed": seed,
+        "ttft_target_ms": ttft_target_ms, "itl_target_ms": itl_target_ms,
         "rows": [{**row, "front": mark} for row, mark in zip(rows, marks, strict=True)],
-        "compared": compared(rows[0], measured, study.pools) if measured is not None else None,
+        "best": best_ratios(rows), "compared": compared(rows, measured, study.pools) if measured is not None else None,
         "limits": limits(costs, rows, most_prompt_tokens=max(one.num_prompt for one in study.travellers())),
     }
     output.document(document)
     output.text(_text(document))
 
 
-def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment: Document) -> CostModel:
+def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment: Document
+           ) -> tuple[CostModel, Document]:
+    """And the sizes that workers have, as far as the hardware tells them."""
     from pd_ops.bench.serve.result import read_result
     from pd_ops.capacity.named import architecture
     from pd_ops.sizing.cost_model import read_cost
     from pd_ops.sizing.fitting import fit as fitted
     from pd_ops.sizing.roofline import HARDWARE, Deployment, roofline
+    from pd_ops.sizing.roofline import sizes as sizes_of
 
     if sum(one is not None for one in (fit, cost, hardware)) != 1:
         raise InvalidArgument("give one of --fit RESULT, --cost FILE and --hardware: what work takes has to be known")
     if fit is not None:
-        return fitted(read_result(fit))
+        return fitted(read_result(fit)), {}
     if cost is not None:
-        return read_cost(cost)
+        return read_cost(cost), {}
     if hardware not in HARDWARE_NAMES:
         raise InvalidArgument(f"--hardware must be {', '.join(HARDWARE_NAMES)}, got {str(hardware)[:40]!r}")
     model = architecture(deployment.pop("model"))
-    return roofline(model, Deployment(hardware=HARDWARE[hardware], **deployment))
+    deployed = Deployment(hardware=HARDWARE[hardware], **deployment)
+    return roofline(model, deployed), sizes_of(model, deployed)
 
 
 def _study(
-    costs: CostModel, measured: Result | None, plan: Document, *, max_context: int, cache_tokens: int, seed: int,
+    costs: CostModel, measured: Result | None, plan: Document, *, max_context: int, sizes: Document, seed: int,
     cell_workers: int | None, failures: tuple[object, ...], chosen: Document,
 ) -> tuple[Study, Document]:
     """And what the load is, in the words of bench serve. A replay has the settings of what was measured, but for those
@@ -174,13 +190,30 @@ def _study(
         if any(one.block_tokens != block_size for one in built.requests):
             raise InvalidArgument("the requests of the load have blocks of different sizes")
         make = lambda: travellers_of(built.requests)  # noqa: E731
-    settings = measured_settings(measured) if measured is not None else {}
+    settings = sizes | (measured_settings(measured) if measured is not None else {})
     settings |= {name: value for name, value in chosen.items() if value is not None}
-    sizes = Pools(prefill=1, decode=1, num_blocks=max(1, cache_tokens // block_size), block_size=block_size, **settings)
+    cache_tokens = settings.pop("cache_tokens", CACHE_TOKENS)
+    prefill_tokens = settings.pop("prefill_cache_tokens", cache_tokens)
+    if chosen["cache_tokens"] is not None:
+        prefill_tokens = cache_tokens
+    pools = Pools(
+        prefill=1, decode=1, num_blocks=max(1, cache_tokens // block_size), block_size=block_size,
+        num_prefill_blocks=max(1, prefill_tokens // block_size), **settings,
+    )
     study = Study(
-        cost=costs, travellers=make, pools=sizes, failures=failures, seed=seed, cell_workers=cell_workers,  # type: ignore[arg-type]
+        cost=costs, travellers=make, pools=pools, failures=failures, seed=seed, cell_workers=cell_workers,  # type: ignore[arg-type]
     )
     return study, load
+
+
+def _worker(study: Study) -> Document:
+    """Sizes that the result hangs on."""
+    pools = study.pools
+    in_prefill = pools.num_blocks if pools.num_prefill_blocks is None else pools.num_prefill_blocks
+    return {
+        "cache_tokens": pools.num_blocks * pools.block_size, "prefill_cache_tokens": in_prefill * pools.block_size,
+        "chunk_tokens": pools.chunk_tokens, "max_batch": pools.max_batch, "local_tokens": pools.local_tokens,
+    }
 
 
 def _chosen(pools: list[str] | None, workers: int | None, measured: Result | None) -> list[tuple[int, int]]:
@@ -206,9 +239,18 @@ def _text(document: Document) -> str:
         f"{cost['decode_step_ms']:.4g} + {cost['decode_ms_per_sequence']:.4g} a sequence + "
         f"{1e3 * cost['decode_ms_per_slot']:.4g} a thousand slots, handoff {cost['handoff_ms']:.4g}, doors "
         f"{cost['door_ms']:.4g}, {cost['tokens_per_step']:.2f} tokens a step",
+        "a worker: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in document["worker"].items()),
         f"{document['load']['requests']} requests; good: TTFT <= {document['ttft_target_ms']:g} ms, ITL <= "
         f"{document['itl_target_ms']:g} ms on average", "",
         table(COLUMNS, [_cells(row) for row in document["rows"]]),
+    ]
+    lines += [
+        f"{_cells(row)[0]}: {row['refused']} of {row['requests']} requests were refused, {row['failed']} failed"
+        for row in document["rows"] if row["refused"] or row["failed"]
+    ]
+    lines += [
+        f"of {one['workers']} workers {one['prefill']}:{one['decode']} is the best of {one['of']} ratios: "
+        f"{one['good_share']:.1%} good" for one in document["best"]
     ]
     if any("cost" in row for row in document["rows"]):
         lines += ["", table(COST_COLUMNS, [

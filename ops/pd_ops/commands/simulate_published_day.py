@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pd_ops.bench.identity import identity, identity_text
 from pd_ops.commands import options
 from pd_ops.tables import table
 
@@ -20,8 +21,10 @@ def command(
     output = options.start(context, as_json)
     from pd_ops.sizing.published_day import Day, compared
 
+    about = identity()
     rows = compared(Day(), efficiency)
-    output.document({"efficiency": efficiency, "rows": rows})
+    output.document({**about, "efficiency": efficiency, "rows": rows})
+    output.text(f"{identity_text(about)}\nby the data sheet of h800, at {efficiency:.0%} of its rates\n")
     output.text(table(("", "published", "computed", "ratio"), [
         (row["name"], f"{row['published']:,.4g}", f"{row['computed']:,.4g}", f"{row['ratio']:.2f}") for row in rows
     ]))

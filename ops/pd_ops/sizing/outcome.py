@@ -119,7 +119,7 @@ class Outcome:
             (ttft_ms is None or one.ttft_ms <= ttft_ms) and (itl_ms is None or one.mean_itl_ms <= itl_ms)
             for one in finished
         )
-        window_s = self.travellers[-1].arrival_s - self.travellers[0].arrival_s
+        window_s = self.travellers[-1].arrival_s - self.travellers[0].arrival_s or self.span_s  # all at one moment
         prompt_tokens = sum(one.num_prompt for one in finished)
         totals, workers = self.totals, prefill + decode
         return {

@@ -16,6 +16,7 @@ class Pools:
     Attributes:
         num_blocks: of a decode worker, and of a prefill worker's cache.
         refuses: the router knows the targets, and refuses what cannot be in time; else they are only counted.
+        num_prefill_blocks: of a prefill worker's cache, where it is another number.
         local_tokens: a decode worker that has the beginning of a prompt cached may compute so many of the rest itself.
     """
 
@@ -23,6 +24,7 @@ class Pools:
     decode: int
     num_blocks: int
     block_size: int
+    num_prefill_blocks: int | None = None
     chunk_tokens: int = 256
     max_batch: int = 64
     itl_budget_ms: float = 50.0

@@ -35,9 +35,14 @@ class Study:
     seed: int = 0
     cell_workers: int | None = None
 
+    def failures_of(self, prefill: int, decode: int) -> tuple[Failure, ...]:
+        """Of workers that such pools have."""
+        workers = {f"prefill-{n}" for n in range(prefill)} | {f"decode-{n}" for n in range(decode)}
+        return tuple(failure for failure in self.failures if failure.worker_id in workers)
+
     def row(self, prefill: int, decode: int, *, with_failures: bool) -> Document:
-        """The summary of one simulation, and which workers died in it."""
-        failures = self.failures if with_failures else ()
+        """The summary of one simulation, and which workers died in it, before all requests had ended."""
+        failures = self.failures_of(prefill, decode) if with_failures else ()
         pools = replace(self.pools, prefill=prefill, decode=decode)
         num_cells = 1 if self.cell_workers is None else math.ceil((prefill + decode) / self.cell_workers)
         outcome = play(
@@ -45,7 +50,8 @@ class Study:
         )
         return {
             **outcome.summary(prefill=prefill, decode=decode, ttft_ms=pools.ttft_target_ms, itl_ms=pools.itl_target_ms),
-            "died": [failure.worker_id for failure in failures], "cells": num_cells,
+            "died": [failure.worker_id for failure in failures if failure.at_s <= outcome.span_s],
+            "cells": num_cells,
         }
 
 
@@ -97,11 +103,12 @@ def parse_failure(text: str, *, back_after_s: float) -> Failure:
 
 def front(rows: Sequence[Document]) -> list[bool]:
     """Of each row, whether no other one is as good in all of these and better in one: fewer workers, more goodput,
-    lower p99 of first tokens and of times between tokens."""
-    points = [_point(row) for row in rows]
+    lower p99 of first tokens and of times between tokens. Rows with dead workers are not on it."""
+    points = [None if row.get("died") else _point(row) for row in rows]
     return [
-        not any(
-            all(mine <= his for mine, his in zip(other, point, strict=True)) and other != point for other in points
+        point is not None and not any(
+            all(mine <= his for mine, his in zip(other, point, strict=True)) and other != point
+            for other in points if other is not None
         )
         for point in points
     ]
@@ -109,15 +116,38 @@ def front(rows: Sequence[Document]) -> list[bool]:
 
 def _point(row: Document) -> tuple[float, ...]:
     """Less is better."""
-    worst = float("inf")
-    ttft, itl = row["ttft_ms"]["p99"], row["itl_ms"]["p99"]
-    return (row["prefill"] + row["decode"], -row["goodput_per_s"], worst if ttft is None else ttft,
-            worst if itl is None else itl)
+    return (row["prefill"] + row["decode"], -row["goodput_per_s"], _or_worst(row["ttft_ms"]["p99"]),
+            _or_worst(row["itl_ms"]["p99"]))
 
 
-def compared(row: Document, result: Result, pools: Pools) -> list[Document]:
+def _or_worst(value: float | None) -> float:
+    """Where nothing finished."""
+    return math.inf if value is None else value
+
+
+def best_ratios(rows: Sequence[Document]) -> list[Document]:
+    """Where several ratios of as many workers were played, the one with the most good requests; of equals the one with
+    the lower p99 of first tokens. Rows with dead workers do not count."""
+    found = []
+    alive = [row for row in rows if not row["died"]]
+    for workers in sorted({row["prefill"] + row["decode"] for row in alive}):
+        mine = [row for row in alive if row["prefill"] + row["decode"] == workers]
+        if len(mine) > 1:
+            best = min(mine, key=lambda row: (-row["good"], _or_worst(row["ttft_ms"]["p99"])))
+            found.append({"workers": workers, "of": len(mine), **{
+                name: best[name] for name in ("prefill", "decode", "good_share")
+            }})
+    return found
+
+
+def compared(rows: Sequence[Document], result: Result, pools: Pools) -> list[Document] | None:
     """What was simulated beside what was measured: name, both, and their ratio (null without one). Both are good by
-    the simulation's targets."""
+    the simulation's targets. None: pools as they were measured have not been played."""
+    topology = result.identity.get("topology") or {}
+    measured = tuple(topology.get(role) or 0 for role in ("prefill", "decode"))
+    row = next((row for row in rows if (row["prefill"], row["decode"]) == measured and not row["died"]), None)
+    if row is None:
+        return None
     targets = Targets(ttft_ms=pools.ttft_target_ms, itl_ms=pools.itl_target_ms)
     good = sum(targets.are_met(record) for record in result.records) / max(1, len(result.records))
     found = [

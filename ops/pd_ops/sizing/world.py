@@ -37,16 +37,17 @@ class World:
         self._pools = pools
         self._cost = cost
         self._travellers = travellers
-        self._index = PrefixIndex(max_entries=max(1, (pools.prefill + pools.decode) * pools.num_blocks))
+        in_prefill = pools.num_blocks if pools.num_prefill_blocks is None else pools.num_prefill_blocks
+        self._index = PrefixIndex(max_entries=max(1, pools.prefill * in_prefill + pools.decode * pools.num_blocks))
         self._dice = dice = Dice(cost, seed)
         self._prefill = Pool(
-            [SimulatedPrefill(name, cost, self._cache(name), chunk_tokens=pools.chunk_tokens)
+            [SimulatedPrefill(name, cost, self._cache(name, in_prefill), chunk_tokens=pools.chunk_tokens)
              for name in (f"prefill-{n}" for n in range(pools.prefill))],
-            lambda worker: worker.view(pools.num_blocks),
+            lambda worker: worker.view(in_prefill),
         )
         limit_ms = pools.itl_target_ms if pools.refuses and pools.itl_target_ms is not None else math.inf
         self._decode = Pool(
-            [SimulatedDecode(name, cost, dice, self._cache(name), num_blocks=pools.num_blocks,
+            [SimulatedDecode(name, cost, dice, self._cache(name, pools.num_blocks), num_blocks=pools.num_blocks,
                              max_batch=pools.max_batch, budget=ItlBudget(pools.itl_budget_ms / 1e3, pools.chunk_tokens),
                              computes_prompts=True)
              for name in (f"decode-{n}" for n in range(pools.decode))],
@@ -79,9 +80,8 @@ class World:
             decode_busy_s=sum(worker.busy_s for worker in self._decode.workers.values()),
         )
 
-    def _cache(self, worker_id: str) -> SimulatedCache:
-        pools = self._pools
-        return SimulatedCache(worker_id, self._index, num_blocks=pools.num_blocks, block_size=pools.block_size)
+    def _cache(self, worker_id: str, num_blocks: int) -> SimulatedCache:
+        return SimulatedCache(worker_id, self._index, num_blocks=num_blocks, block_size=self._pools.block_size)
 
     def _at(self, when_s: float, happen: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when_s, next(self._numbers), happen))
