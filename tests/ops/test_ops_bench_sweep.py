@@ -37,10 +37,25 @@ def test_a_value_is_a_variant_and_the_base_comes_first() -> None:
     assert parse_vary(["engine.prefix_cache=false"])[1].value is False
 
 
-@pytest.mark.parametrize("broken", ["decode.workers", "=1", "decode.workers="])
+@pytest.mark.parametrize("broken", [
+    "decode.workers", "=1", "decode.workers=", "decode.workers=[]", "decode.workers={", "decode.workers=[1,2]",
+])
 def test_what_is_no_setting_with_values(broken: str) -> None:
-    with pytest.raises(InvalidArgument, match="--vary must be"):
+    with pytest.raises(InvalidArgument, match="--vary "):
         parse_vary([broken])
+
+
+def test_what_cannot_be_written_or_read_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{")
+    (tmp_path / "plan.json").write_text("{")
+    vary, out = ("--vary", "decode.workers=1"), ("--out", tmp_path / "new")
+    for flags, said in (
+        ((*out, "--load", "'"), "--load must be flags"), (("--out", tmp_path / "file"), "cannot be used for results"),
+        (("--out", tmp_path), "cannot be used for results"), ((*out, "--page", tmp_path), "cannot write"),
+        ((*out, "--page", tmp_path / "nowhere" / "page.md"), "cannot write"),
+    ):
+        finished = run_command("bench", "sweep", *vary, *flags)
+        assert (finished.code, said in finished.stderr) == (2, True), finished.stderr
 
 
 def test_a_setting_that_there_is_not_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -32,14 +32,18 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(model=tmp_path, dtype="bf16", max_context=4096, cores=(0, 1), peers_python=tmp_path / "python")
 
 
-def fill(folder: Path, system: System, ttft_s: float) -> None:
+def fill(folder: Path, system: System, ttft_s: float, number: int = 1) -> None:
     for rate in PLAN.rates:
-        run = run_folder(folder, 1, system, rate)
+        run = run_folder(folder, number, system, rate)
         write_example(run)
-        result = json.loads((run / "result.json").read_text())
-        result["summary"]["ttft_ms"]["p50"] = 1e3 * ttft_s
-        (run / "result.json").write_text(json.dumps(result))
-    (turn_folder(folder, 1, system) / STALL_FILE).write_text(json.dumps(STALL))
+        change(run, "summary", ttft_ms={"p50": 1e3 * ttft_s, "p99": 2e3 * ttft_s})
+    (turn_folder(folder, number, system) / STALL_FILE).write_text(json.dumps(STALL))
+
+
+def change(run: Path, part: str, **values: Any) -> None:
+    result = json.loads((run / "result.json").read_text())
+    result[part] |= values
+    (run / "result.json").write_text(json.dumps(result))
 
 
 def test_a_gap_that_reaches_into_a_long_prompt_is_of_it() -> None:
@@ -77,7 +81,26 @@ def test_the_page_has_every_system_and_says_what_is_missing(tmp_path: Path, stag
     assert "beside vLLM" not in page
     assert plot(found).count("<circle") == 2 * 2 * 3
     fill(tmp_path, System.VLLM, 0.4)
-    assert "TTFT p50 × 0.25" in markdown(read_turns(tmp_path), "plot.svg")
+    page = markdown(read_turns(tmp_path), "plot.svg")
+    assert "goodput × 1.00, TTFT p50 × 0.25" in page
+    assert page.count("commit ") == 3
+
+
+def test_a_ratio_to_nothing_and_rounds_of_another_commit_are_said(tmp_path: Path, stage: Stage) -> None:
+    keep_plan(tmp_path, replace(PLAN, rounds=2), stage)
+    for number in (1, 2):
+        fill(tmp_path, System.PD_RELAY, 0.1, number)
+        fill(tmp_path, System.VLLM, 0.4, number)
+    for number, rate in ((1, 1.0), (1, 4.0), (2, 4.0)):
+        change(run_folder(tmp_path, number, System.VLLM, rate), "summary", good_share=0.0)
+    second = run_folder(tmp_path, 2, System.PD_RELAY, 4.0)
+    host = json.loads((second / "result.json").read_text())["identity"]["host"]
+    change(second, "identity", host=host | {"commit": "0123456789ab"})
+    page = markdown(read_turns(tmp_path), "plot.svg")
+    assert "goodput × 1.00 (of 1 of 2 rounds: in the others vLLM has none), TTFT" in page
+    assert "goodput: vLLM has none in any round, TTFT" in page
+    assert "> pd-relay from round 2 on: " in page
+    assert page.count("commit 0123456789ab") == 1
 
 
 def test_another_plan_does_not_go_on_in_the_same_folder(tmp_path: Path, stage: Stage) -> None:

@@ -75,10 +75,20 @@ def parse_vary(texts: Sequence[str]) -> tuple[Variant, ...]:
         key, equals, values = text.partition("=")
         if not equals or not key or not values:
             raise InvalidArgument(f"--vary must be SECTION.KEY=V1,V2, such as decode.workers=1,2, got {text[:60]!r}")
-        variants += [Variant(key=key, value=yaml.safe_load(value)) for value in values.split(",")]
+        variants += [Variant(key=key, value=_plain(key, value)) for value in values.split(",")]
     if len(variants) > MAX_VARIANTS:
         raise InvalidArgument(f"{len(variants)} variants; at most {MAX_VARIANTS} are measured at once")
     return tuple(dict.fromkeys(variants))
+
+
+def _plain(key: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = []
+    if isinstance(value, list | dict | set):
+        raise InvalidArgument(f"--vary {key} must be plain values between commas, got {text[:60]!r}")
+    return value
 
 
 def settings_of(plan: SweepPlan, variant: Variant) -> Settings:
@@ -97,10 +107,13 @@ def keep_plan(folder: Path, plan: SweepPlan) -> None:
     for variant in plan.variants:
         settings_of(plan, variant)
     file, document = folder / PLAN_FILE, plan.to_json()
-    if file.is_file() and json.loads(file.read_text(encoding="utf-8")) != document:
-        raise InvalidArgument(f"{file} is of another plan: name another folder, or give the same flags to go on")
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    try:
+        if file.is_file() and json.loads(file.read_text(encoding="utf-8")) != document:
+            raise InvalidArgument(f"{file} is of another plan: name another folder, or give the same flags to go on")
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{folder} cannot be used for results: {error}") from None
 
 
 async def sweep(folder: Path, plan: SweepPlan, note: Callable[[str], None]) -> None:
@@ -134,7 +147,8 @@ def read_rows(folder: Path, plan: SweepPlan) -> list[Document]:
         mine = folder / f"{number}"
         if not (mine / RESULT_FILE).is_file():
             continue
-        summary, settings = read_result(mine).summary, settings_of(plan, variant)
+        result, settings = read_result(mine), settings_of(plan, variant)
+        summary = result.summary
         energy = json.loads((mine / ENERGY_FILE).read_text()) if (mine / ENERGY_FILE).is_file() else {"joules": None}
         workers, finished = settings.prefill.workers + settings.decode.workers, summary["finished"]
         rows.append({
@@ -144,26 +158,38 @@ def read_rows(folder: Path, plan: SweepPlan) -> list[Document]:
             "itl_ms": {rank: summary["itl_ms"][rank] for rank in ("p50", "p99")},
             "worker_s_per_request": workers * summary["span_s"] / finished if finished else None,
             "joules_per_request": energy["joules"] / finished if energy["joules"] and finished else None,
+            "ended_early": bool(result.document["interrupted"]),
         })
     return [{**row, "front": mark} for row, mark in zip(rows, front(rows), strict=True)]
+
+
+def first_identity(folder: Path, plan: SweepPlan) -> Document | None:
+    """Of the first variant that was measured, mostly the base; None: none was."""
+    folders = (folder / f"{number}" for number in range(len(plan.variants)))
+    first = next((mine for mine in folders if (mine / RESULT_FILE).is_file()), None)
+    return None if first is None else read_result(first).identity
 
 
 def text(folder: Path, plan: SweepPlan, rows: Sequence[Document]) -> str:
     columns = ("variant", "workers", "goodput/s", "good", "TTFT p50", "p99 ms", "ITL p50", "p99 ms",
                "worker s/request", "joules/request", "front")
     lines = [
-        (row["variant"], f"{row['prefill']}:{row['decode']}", _number(row["goodput_per_s"]), f"{row['good_share']:.0%}",
+        (row["variant"] + (" (ended early)" if row["ended_early"] else ""),
+         f"{row['prefill']}:{row['decode']}", _number(row["goodput_per_s"]), f"{row['good_share']:.0%}",
          *(_number(row[name][rank]) for name in ("ttft_ms", "itl_ms") for rank in ("p50", "p99")),
          _number(row["worker_s_per_request"]), _number(row["joules_per_request"]), "yes" if row["front"] else "")
         for row in rows
     ]
-    base = folder / "0"
-    about = [text_of(without_path(read_result(base).identity))] if (base / RESULT_FILE).is_file() else []
+    known = first_identity(folder, plan)
+    about = [] if known is None else [text_of(without_path(known))]
     failed = [
         f"not measured: {variant.name}: {(folder / str(number) / FAILED_FILE).read_text(encoding='utf-8').strip()}"
         for number, variant in enumerate(plan.variants) if (folder / str(number) / FAILED_FILE).is_file()
     ]
-    return "\n".join([*about, f"load: {' '.join(plan.load)}", "", table(columns, lines), *failed])
+    return "\n".join([
+        *about, f"load: {' '.join(plan.load)}", "one run of each, so small differences may be chance", "",
+        table(columns, lines), *failed,
+    ])
 
 
 def _number(value: float | None) -> str:

@@ -83,7 +83,9 @@ def _cache(model: Architecture, demand: Demand) -> Iterator[Figure]:
         yield in_bytes("a token, with the MTP layer", total_bytes(whole_cache, 1))
     for context in _contexts(model, demand):
         request = total_bytes(model.cache, context)
-        parts = ", ".join(f"{part} {total_bytes(model.cache, context, part) / 2**20:g}" for part in model.cache_parts)
+        parts = ", ".join(
+            f"{part} {total_bytes(model.cache, context, part) / 2**20:.10g}" for part in model.cache_parts
+        )
         yield in_mib(f"a request and rank at {context:,} tokens", request, f"MiB: {parts}")
         yield in_gib(f"{demand.batch} requests at {context:,} tokens", demand.batch * request, "on every rank")
         if model.packed_cache:

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from pd_engine.errors import InvalidArgument
 from pd_ops.bench.identity import identity
-from pd_ops.bench.sweep import SweepPlan, keep_plan, parse_vary, read_rows, sweep, text
+from pd_ops.bench.sweep import SweepPlan, first_identity, keep_plan, parse_vary, read_rows, sweep, text
 from pd_ops.bench.sweep_plot import plot
 from pd_ops.cluster.interrupts import interruptible
 from pd_ops.commands import options
@@ -38,8 +39,9 @@ def command(
     """Measure one variable at a time: a cluster for the base and for each value, one after the other, all under the
     same load; then the front: fewest workers, most goodput, lowest p99. Ctrl-C keeps what it has; again goes on."""
     output = options.start(context, as_json)
+    options.checked_file(page)
     plan = SweepPlan(
-        load=tuple(shlex.split(load)), config=config, overrides=options.overrides(model=model, engine__dtype=dtype),
+        load=_words(load), config=config, overrides=options.overrides(model=model, engine__dtype=dtype),
         variants=parse_vary(vary), limit_s=limit_seconds,
     )
     keep_plan(out, plan)
@@ -50,7 +52,10 @@ def command(
     except KeyboardInterrupt:
         interrupted = True
     rows = read_rows(out, plan)
-    output.document({**identity(), "load": list(plan.load), "interrupted": interrupted, "rows": rows})
+    output.document({
+        **identity(), "identity": first_identity(out, plan), "load": list(plan.load), "interrupted": interrupted,
+        "rows": rows,
+    })
     found = text(out, plan, rows)
     output.text(found)
     if page is not None:
@@ -60,3 +65,10 @@ def command(
         page.write_text(f"# A sweep\n\n`pd-relay bench sweep`\n\n```\n{found}\n```\n\n{picture}\n", encoding="utf-8")
     if interrupted:
         raise Interrupted
+
+
+def _words(load: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(load))
+    except ValueError as error:
+        raise InvalidArgument(f"--load must be flags of bench serve, got {load[:60]!r}: {error}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pd_engine.errors import NotFound
+from pd_ops.bench.identity import identity_text
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.serve.about import text_of, without_path
 from pd_ops.bench.serve.plot import GAP, MARGIN, PANEL, WIDTH, Axes
@@ -142,9 +143,17 @@ def _ratios(turns: Turns) -> list[str]:
                    if getattr(mine, key) is not None and getattr(other, key)]
             for name, key in (("goodput", "goodput_per_s"), ("TTFT p50", "ttft_p50_ms"), ("ITL p50", "itl_p50_ms"))
         }
-        words = ", ".join(f"{name} × {statistics.median(values):.2f}" for name, values in known.items() if values)
+        words = ", ".join(
+            f"{name} × {statistics.median(values):.2f}{_of_how_many(len(values), len(pairs))}" if values else
+            f"{name}: vLLM has none in any round" for name, values in known.items()
+        )
         lines.append(f"At {rate:g} requests a second, pd-relay beside vLLM in the same round (median): {words}.")
     return [*lines, ""] if lines else []
+
+
+def _of_how_many(count: int, num_rounds: int) -> str:
+    """A ratio to nothing is none: it is said how many rounds are in the median."""
+    return "" if count == num_rounds else f" (of {count} of {num_rounds} rounds: in the others vLLM has none)"
 
 
 def _stalls(turns: Turns) -> list[str]:
@@ -163,10 +172,22 @@ def _stalls(turns: Turns) -> list[str]:
 
 
 def _identities(turns: Turns) -> list[str]:
+    """Of each system's first run, and of others that are not of the same commit and processor."""
     first: dict[System, Run] = {}
+    others: dict[tuple[object, ...], str] = {}
     for run in turns.runs:
-        first.setdefault(run.system, run)
-    return [f"> {' '.join(text_of(without_path(run.identity)).split())}\n" for run in first.values()]
+        known = first.setdefault(run.system, run)
+        if (mine := _made_of(run)) != _made_of(known):
+            others.setdefault((run.system, mine), (
+                f"{run.system.value} from round {run.number} on: {identity_text(run.identity['host']).splitlines()[0]}"
+            ))
+    texts = ["; ".join(text_of(without_path(run.identity)).splitlines()) for run in first.values()]
+    return [f"> {text}\n" for text in (*texts, *others.values())]
+
+
+def _made_of(run: Run) -> tuple[object, ...]:
+    host = run.identity["host"]
+    return host["commit"], host["dirty"], host["cpu_model"], host["cores"], tuple(sorted(host["packages"].items()))
 
 
 def _spread(runs: Sequence[Run], value: Callable[[Run], float | None], unit: str = "") -> str:
