@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pd_engine.errors import InvalidArgument
+from pd_engine.errors import InvalidArgument, NotFound
 from pd_ops.bench.placement_replay import Policy, replay
 from pd_ops.bench.placement_trace import TracedRequest, read_trace
 from pd_ops.bench.placements import measure_placements
@@ -79,12 +79,16 @@ def test_a_trace_is_read_and_replayed_by_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "not json", '{"timestamp": 1}', '{"timestamp": 1, "input_length": 600, "hash_ids": [-1]}']
+    "text", ["", "not json", '{"timestamp": 1}', '{"timestamp": NaN, "input_length": 1, "hash_ids": [1]}', "[" * 99_999]
 )
 def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
-    with pytest.raises(InvalidArgument, match=r"trace\.jsonl (is no trace in Mooncake's format|holds no request)"):
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl (is no trace in the format of mooncake|holds no request)"):
         read_trace(path)
-    with pytest.raises(InvalidArgument, match="is no trace in Mooncake's format: FileNotFoundError"):
+    with pytest.raises(NotFound, match="no trace"):
         read_trace(tmp_path / "absent")
+    packed = tmp_path / "trace.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"{}\n" * 1000)[:-20])
+    with pytest.raises(InvalidArgument, match=r"cannot be read|format of mooncake"):
+        read_trace(packed)

@@ -6,20 +6,18 @@ of the least recently used going first, and reports what waits. Time is simulate
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from pd_engine.contracts import worker_pb2 as pb
-from pd_engine.errors import InvalidArgument
 from pd_engine.hashing import HASH_BYTES
+from pd_ops.bench.serve.traces import MOONCAKE_BLOCK as BLOCK_SIZE
+from pd_ops.bench.serve.traces import read_trace as read_published
 from pd_router.pools import WorkerView
 from pd_router.worker_load import WorkerLoad
 
-BLOCK_SIZE = 512  # of the published format
 ROOMY = 10**9  # blocks: this is about prefill
 
 
@@ -42,7 +40,7 @@ class Job:
 
 
 def read_trace(path: Path, most: int | None = None) -> list[TracedRequest]:
-    """A file in Mooncake's format: JSON lines with `timestamp` (ms), `input_length` and `hash_ids` of 512-token blocks.
+    """A file in Mooncake's format, as `bench serve` reads it, by arrival.
 
     Args:
         path: plain, or compressed with gzip if its name ends in .gz.
@@ -50,22 +48,14 @@ def read_trace(path: Path, most: int | None = None) -> list[TracedRequest]:
 
     Raises:
         InvalidArgument: the file cannot be read, or is in another format.
+        NotFound: there is none.
     """
-    requests = []
-    try:
-        data = path.read_bytes()
-        lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
-        for line in lines[:most]:
-            fields = json.loads(line)
-            num_tokens = int(fields["input_length"])
-            ids = fields["hash_ids"][: num_tokens // BLOCK_SIZE]
-            hashes = tuple(int(block_id).to_bytes(HASH_BYTES, "little") for block_id in ids)
-            requests.append(TracedRequest(fields["timestamp"] / 1000, max(1, num_tokens), hashes))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise InvalidArgument(f"{path} is no trace in Mooncake's format: {type(error).__name__}: {error}") from None
-    if not requests:
-        raise InvalidArgument(f"{path} holds no request")
-    return requests
+    return [
+        TracedRequest(one.arrival_s, max(1, one.prompt_tokens), tuple(
+            (block % 2**63).to_bytes(HASH_BYTES, "little") for block in one.prefix[: one.prompt_tokens // BLOCK_SIZE]
+        ))
+        for one in read_published(path, "mooncake", most=most)
+    ]
 
 
 class SimulatedPrefill:
