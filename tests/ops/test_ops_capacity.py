@@ -190,6 +190,8 @@ def test_what_does_not_divide_evenly_is_no_fault() -> None:
     odd = replace(model.weights.weights[0], shape=(129_281,), count=1)
     model = replace(model, weights=replace(model.weights, weights=(odd, *model.weights.weights[1:])), published=None)
     assert [check.name for check in checks(model, replace(DEMAND, batch=1), 8) if not check.passed] == []
+    thirds = replace(model, num_experts=48, num_experts_per_token=4)  # 48 (1 - (1 - 4 / 48)) is above 4 by rounding
+    assert [check.name for check in checks(thirds, replace(DEMAND, batch=1), 8) if not check.passed] == []
 
 
 def test_json_has_raw_numbers() -> None:
