@@ -181,10 +181,12 @@ def test_text_names_the_identity_first() -> None:
     assert "2 of 2 (100.0%) had TTFT <= 500 ms and mean ITL <= 100 ms" in text
     assert "interrupted" in text
     lost = example()
-    lost.document["summary"] = lost.summary | {"refused": 1, "requests": 3, "short": 2}
+    errors = [{"error": "no room", "count": 1}]
+    lost.document["summary"] = lost.summary | {"refused": 1, "requests": 3, "short": 2, "errors": errors}
     lost.document["load"] = LOAD | {"rate_per_s": None}
     text = result_text(lost.document)
     assert "times are of requests that finished" in text
+    assert "1 x no room" in text
     assert "2 answers were shorter than asked for" in text
     assert "all at one moment" in text
 

@@ -87,8 +87,8 @@ def test_summary() -> None:
         record(number=0, num_cached_tokens=4, num_drafted=10, num_accepted=6, handoff_bytes=100, hidden_bytes=90,
                queue_ms=5.0),
         record(number=1, arrivals=((0.9, 1),), prompt_tokens=300, num_cached_tokens=0, asked_tokens=1),
-        record(number=2, outcome=Outcome.REFUSED, arrivals=()),
-        record(number=3, outcome=Outcome.FAILED, arrivals=((0.1, 1),)),
+        record(number=2, outcome=Outcome.REFUSED, arrivals=(), error="no room"),
+        record(number=3, outcome=Outcome.FAILED, arrivals=((0.1, 1),), error="worker died"),
         record(number=4, outcome=Outcome.UNFINISHED),
     ]
     found = summarize(records, Targets(ttft_ms=500.0), span_s=2.0)
@@ -100,6 +100,7 @@ def test_summary() -> None:
     assert (found["good_prompt_tokens"], found["good_completion_tokens"]) == (10, 3)
     assert (found["drafted_tokens"], found["accepted_tokens"], found["cached_tokens"]) == (10, 6, 4)
     assert found["ttft_ms"]["count"] == 2  # neither the failed nor the unfinished one
+    assert found["errors"] == [{"error": "no room", "count": 1}, {"error": "worker died", "count": 1}]
     assert found["handoff"]["exposed_bytes"]["most"] == 10
     assert found["queue_ms"]["count"] == 1
     assert [(row["above"], row["up_to"], row["requests"], row["good"]) for row in found["by_prompt_tokens"]] == [

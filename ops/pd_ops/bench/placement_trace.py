@@ -13,11 +13,12 @@ from pathlib import Path
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.hashing import HASH_BYTES
-from pd_ops.bench.serve.traces import MOONCAKE_BLOCK as BLOCK_SIZE
+from pd_ops.bench.serve.traces import MOONCAKE_BLOCK
 from pd_ops.bench.serve.traces import read_trace as read_published
 from pd_router.pools import WorkerView
 from pd_router.worker_load import WorkerLoad
 
+BLOCK_SIZE = MOONCAKE_BLOCK
 ROOMY = 10**9  # blocks: this is about prefill
 
 

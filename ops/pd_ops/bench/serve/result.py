@@ -97,13 +97,15 @@ def read_result(path: Path) -> Result:
     result = Result(path=file, document=document,
                     records=tuple(read_records(records)) if records.is_file() else ())
     try:
-        _ = result.targets, text_of(result.identity), [_number(result.summary, keys) for keys in NUMBERS]
+        _ = result.targets, text_of(result.identity)
+        for keys in NUMBERS:
+            _check_number(result.summary, keys)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidArgument(f"{file} is no result of bench serve: {type(error).__name__}: {error}") from None
     return result
 
 
-def _number(summary: Document, keys: tuple[str, ...]) -> None:
+def _check_number(summary: Document, keys: tuple[str, ...]) -> None:
     """Raises KeyError, TypeError or ValueError: there is none."""
     found: Any = summary
     for key in keys:

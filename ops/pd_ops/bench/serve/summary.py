@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -13,6 +14,7 @@ from pd_ops.output import Document
 
 PROMPT_EDGES = (64, 256, 1024, 4096, 16_384, 65_536)
 OUTPUT_EDGES = (16, 64, 256, 1024, 4096)
+MOST_ERRORS = 5
 
 
 class ItlOf(Enum):
@@ -116,7 +118,7 @@ def summarize(records: Sequence[Record], targets: Targets, *, span_s: float) -> 
         "drafted_tokens": sum(_known(finished, lambda one: one.num_drafted)),
         "accepted_tokens": sum(_known(finished, lambda one: one.num_accepted)),
         "cached_tokens": cached, "cached_share": None if cached is None else _ratio(cached, prompt),
-        "handoff": _handoff(finished),
+        "handoff": _handoff(finished), "errors": _errors(records),
         "by_prompt_tokens": _by(records, targets, lambda one: one.prompt_tokens, PROMPT_EDGES),
         "by_completion_tokens": _by(records, targets, lambda one: one.asked_tokens, OUTPUT_EDGES),
         "by_context_tokens": _by(records, targets, lambda one: one.prompt_tokens + one.asked_tokens, PROMPT_EDGES),
@@ -141,6 +143,12 @@ def _handoff(finished: Sequence[Record]) -> Document:
         ).to_json(),
         "wait_ms": Spread.of(_known(moved, lambda one: one.handoff_wait_ms)).to_json(),
     }
+
+
+def _errors(records: Sequence[Record]) -> list[Document]:
+    """Why requests were refused or failed, the most frequent reasons first."""
+    counts = Counter(record.error for record in records if record.error)
+    return [{"error": error, "count": count} for error, count in counts.most_common(MOST_ERRORS)]
 
 
 def _by(records: Sequence[Record], targets: Targets, size: Callable[[Record], int], edges: Sequence[int]

@@ -70,6 +70,7 @@ def _more(summary: Document) -> list[str]:
     lines = []
     if summary["finished"] < summary["requests"]:
         lines.append("times are of requests that finished; the others are in none of them, and not good")
+        lines += [f"{one['count']} x {one['error'][:200]}" for one in summary["errors"]]
     if summary["short"]:
         lines.append(f"{summary['short']} answers were shorter than asked for: less work than this load is elsewhere")
     if summary["drafted_tokens"]:
