@@ -30,13 +30,13 @@ class AttemptFailure:
 
     Attributes:
         no_room: that is all that was wrong there.
-        has_lease: a decode worker has granted one, which the next attempt may take over.
+        lease_s: of the lease that a decode worker has granted, which the next attempt may take over; 0: none has.
     """
 
     error: PdRelayError
     culprit: WorkerLink
     no_room: bool
-    has_lease: bool
+    lease_s: float
 
 
 class Attempt:
@@ -95,6 +95,7 @@ class Attempt:
         self._bounds = bounds
         self._token_ids = [*request.prompt_ids, *journey.stream.token_ids]
         self._granted: set[WorkerLink] = set()  # where there is something to renew
+        self._lease_s = 0.0  # of the decode worker's
         self._proven: set[WorkerLink] = set()  # links that have brought a token
         self._assigned_at = 0
         self._prefilled = False
@@ -181,6 +182,7 @@ class Attempt:
             self._refused(error, decode)
             return None
         self._granted.add(decode)
+        self._lease_s = lease.lease_ms / 1000
         return lease
 
     async def _compute_prompt(self, decode: WorkerLink, lease: pb.ReserveReply) -> None:
@@ -320,7 +322,7 @@ class Attempt:
             culprit.note_failure(self._journey.journey_id, error)
         self._journey.fail_attempt(self.number, error, retryable=retryable, counts=not no_room)
         self._times.failure, self._times.failed_s = f"{error.code.value} at {culprit.worker_id}", _now_s()
-        self._over.set_result(AttemptFailure(error, culprit, no_room, self._decode in self._granted))
+        self._over.set_result(AttemptFailure(error, culprit, no_room, self._lease_s))
 
     # Requests
 

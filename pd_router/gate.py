@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from pd_engine.errors import PdRelayError
 from pd_router.admission import Admission
@@ -24,11 +25,13 @@ class RoomGate:
         self._calls: dict[Waiter, asyncio.Event] = {}  # of those that wait: set when it is their turn, or they must go
 
     async def place(
-        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, *, recovery_wait_s: float = 0.0
+        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, *,
+        recovery_wait_s: float = 0.0,
     ) -> Placement:
         """The pair for one attempt. The caller takes its blocks before it next awaits.
 
         Args:
+            wanted: what is to be placed, asked at every look: what is known of workers changes while it waits.
             waiter: refused with its whole group, as long as none of that has begun.
             targets: by the event loop's clock, until the group has begun; None: whenever, however slowly.
             recovery_wait_s: how long to wait for an expected worker to become ready; 0: not at all.
@@ -41,7 +44,7 @@ class RoomGate:
         group = waiter.group
         _check_refused(group)
         try:
-            return await self._place(request, waiter, None if group.has_begun else targets, recovery_wait_s)
+            return await self._place(wanted, waiter, None if group.has_begun else targets, recovery_wait_s)
         except PdRelayError as error:
             self._refuse(group, error)
             raise
@@ -52,9 +55,10 @@ class RoomGate:
         self._registry.note_room()
 
     async def _place(
-        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, recovery_wait_s: float
+        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recovery_wait_s: float
     ) -> Placement:
         now_s = asyncio.get_running_loop().time()
+        request = wanted()
         snapshot = self._registry.snapshot(request.block_hashes)
         arrival = self._admission.arrive(
             waiter, request, snapshot, targets, now_s, may_recover=recovery_wait_s > 0
@@ -66,32 +70,33 @@ class RoomGate:
             self._refuse(arrival.displaced.group, self._admission.displacement())
         self._call_head()
         try:
-            return await self._wait_in_time(request, waiter, targets, now_s + recovery_wait_s)
+            return await self._wait_in_time(wanted, waiter, targets, now_s + recovery_wait_s)
         finally:
             self._admission.leave(waiter)
             del self._calls[waiter]
             self._call_head()
 
     async def _wait_in_time(
-        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, recover_until_s: float
+        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recover_until_s: float
     ) -> Placement:
         due_s = None if targets is None or targets.ttft_ms is None else targets.begun_s + targets.ttft_ms / 1000
         try:
             async with asyncio.timeout_at(due_s):
-                return await self._wait(request, waiter, targets, recover_until_s)
+                return await self._wait(wanted, waiter, targets, recover_until_s)
         except TimeoutError:
             assert targets is not None
             if not waiter.group.has_begun:
                 raise targets.missed() from None
-        return await self._wait(request, waiter, None, recover_until_s)
+        return await self._wait(wanted, waiter, None, recover_until_s)
 
     async def _wait(
-        self, request: PlacementRequest, waiter: Waiter, targets: Targets | None, recover_until_s: float
+        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recover_until_s: float
     ) -> Placement:
         loop = asyncio.get_running_loop()
         while True:
             await self._my_turn(waiter)
             recovery_s = recover_until_s - loop.time()
+            request = wanted()
             placement = self._admission.turn(
                 waiter, request, self._registry.snapshot(request.block_hashes),
                 None if waiter.group.has_begun else targets, loop.time(), may_recover=recovery_s > 0,

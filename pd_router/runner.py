@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.errors import DeadlineExceeded, Internal, PdRelayError
@@ -92,6 +93,7 @@ class JourneyRunner:
         self._failures: dict[str, float] = {}  # when each worker that failed it last did, by the event loop's clock
         self._preferred_decode = ""
         self._num_own_blocks = 0  # of the last attempt's lease there
+        self._lease_epoch, self._lease_end_s = "", 0.0  # the life of that worker, and until when it surely has it
         self._unreleased: dict[WorkerLink, int] = {}  # by link, the last attempt there
 
     async def run(self) -> None:
@@ -119,11 +121,11 @@ class JourneyRunner:
 
     async def _attempt(self) -> None:
         self._release_all_but(self._preferred_decode)
-        wanted = self._placement_request(await self._hashes.of(self._registry.identity))
+        wanted = partial(self._placement_request, await self._hashes.of(self._registry.identity))
         try:
             placement = await self._gate.place(
                 wanted,
-                self._waiter(wanted),
+                self._waiter(wanted()),
                 self._targets(),
                 recovery_wait_s=self._recovery_wait_s if self.journey.num_failures or self._group.has_begun else 0.0,
             )
@@ -134,7 +136,7 @@ class JourneyRunner:
         self._release_all_but(placement.decode_worker or "")  # what is not taken over
         if self._request.placement.report_placement:
             self.journey.placement = placement
-        attempt, links = self._begin(placement, wanted)
+        attempt, links = self._begin(placement)
         self._unreleased.update(dict.fromkeys(links, attempt.number))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("journey %s, attempt %d: %s", self.journey.journey_id, attempt.number, explain(placement))
@@ -157,7 +159,8 @@ class JourneyRunner:
             return None
         return Targets(begun_s=self._begun_s, ttft_ms=self._ttft_target_ms, itl_ms=self._itl_target_ms)
 
-    def _begin(self, placement: Placement, wanted: PlacementRequest) -> tuple[Attempt, list[WorkerLink]]:
+    def _begin(self, placement: Placement) -> tuple[Attempt, list[WorkerLink]]:
+        wanted = placement.request
         prefill = self._registry.link(placement.prefill_worker)
         decode = None if placement.decode_worker is None else self._registry.link(placement.decode_worker)
         assert prefill is not None, placement.prefill_worker
@@ -230,9 +233,21 @@ class JourneyRunner:
         # The decode worker keeps what was verified: the next attempt takes its lease over, or that of the one before.
         before = placement.request
         had_lease = before.num_own_blocks > 0 and before.preferred_decode == placement.decode_worker
-        is_kept = culprit.role is Role.PREFILL and (failure.has_lease or had_lease)
+        is_kept = culprit.role is Role.PREFILL and (failure.lease_s > 0 or had_lease)
+        link = self._registry.link(placement.decode_worker or "")
+        if failure.lease_s > 0 and link is not None:
+            self._lease_epoch = link.epoch
+            # A third of it may have passed since it was renewed last.
+            self._lease_end_s = asyncio.get_running_loop().time() + failure.lease_s * 2 / 3
         self._preferred_decode = (placement.decode_worker or "") if is_kept else ""
         self._num_own_blocks = before.num_decode_blocks if is_kept else 0
+
+    def _has_lease(self) -> bool:
+        """Whether the decode worker still has what the last attempt left there: nobody renews it between attempts."""
+        link = self._registry.link(self._preferred_decode)
+        if link is None or link.state is not LinkState.READY or link.epoch != self._lease_epoch:
+            return False
+        return asyncio.get_running_loop().time() < self._lease_end_s
 
     def _is_back(self, worker_id: str, failed_s: float) -> bool:
         """Whether it has come back since: another life, or the same one found again."""
@@ -240,6 +255,7 @@ class JourneyRunner:
         return link is not None and link.state is LinkState.READY and link.state_since_s > failed_s
 
     def _placement_request(self, block_hashes: tuple[bytes, ...]) -> PlacementRequest:
+        has_lease = self._has_lease()
         return placement_request(
             self._request,
             num_emitted=len(self.journey.stream.tokens),
@@ -249,8 +265,8 @@ class JourneyRunner:
             block_hashes=block_hashes,
             avoided=frozenset(self._failures),
             dying=frozenset(name for name, at_s in self._failures.items() if not self._is_back(name, at_s)),
-            preferred_decode=self._preferred_decode,
-            num_own_blocks=self._num_own_blocks,
+            preferred_decode=self._preferred_decode if has_lease else "",
+            num_own_blocks=self._num_own_blocks if has_lease else 0,
             num_local_tokens=self._num_local_tokens,
             may_degrade=self._may_degrade,
         )

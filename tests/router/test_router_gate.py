@@ -1,4 +1,4 @@
-"""Waiting for a turn: who is cancelled is not placed, in whichever instant that happens."""
+"""Waiting for a turn: who is cancelled is not placed, in whichever instant that happens; who waits keeps up."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from pd_router.admission import Arrival
+from pd_router.admission import Admission, Arrival
 from pd_router.gate import RoomGate
+from pd_router.pools import PlacementRequest
 from pd_router.waiting_line import Waiter
+from support.router_lab import PROMPT, eventually, router_lab
+from support.toy_model import toy_generate
 
 
 class Room:
@@ -42,7 +45,7 @@ async def test_who_is_cancelled_as_its_turn_comes_is_not_placed(num_ticks: int) 
     room = cast(Any, Room(waiter))
     gate = RoomGate(room, room)
     request = cast(Any, SimpleNamespace(block_hashes=()))
-    waiting = asyncio.create_task(gate.place(request, waiter, None, recovery_wait_s=60.0))
+    waiting = asyncio.create_task(gate.place(lambda: request, waiter, None, recovery_wait_s=60.0))
     for _ in range(5):
         await asyncio.sleep(0)
     room.change.set()
@@ -53,3 +56,30 @@ async def test_who_is_cancelled_as_its_turn_comes_is_not_placed(num_ticks: int) 
             await waiting
     else:
         assert await waiting == "a place"
+
+
+async def test_who_waits_for_a_worker_knows_what_has_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease has gone with the decode worker's life, and the prefill worker that failed it is back."""
+    asked: list[PlacementRequest] = []
+    turn = Admission.turn
+
+    def noted(self: Admission, waiter: Waiter, wanted: PlacementRequest, *others: Any, **named: Any) -> Any:
+        asked.append(wanted)
+        return turn(self, waiter, wanted, *others, **named)
+
+    monkeypatch.setattr(Admission, "turn", noted)
+    async with router_lab() as lab:
+        [prefill], [decode] = lab.prefill, lab.decode
+        prefill.faults.prefill_gate = asyncio.Event()
+        running = asyncio.create_task(lab.generate())
+        await decode.arrived["Pull"].wait()
+        await prefill.kill()
+        await eventually(lambda: bool(asked))
+        assert (asked[0].dying, asked[0].preferred_decode) == ({prefill.worker_id}, decode.worker_id)
+        assert asked[0].num_own_blocks == asked[0].num_decode_blocks
+        await decode.kill()
+        await decode.start()
+        prefill.faults.prefill_gate.set()
+        await prefill.start()
+        assert list((await running).output_ids) == toy_generate(PROMPT, 8)
+        assert (asked[-1].dying, asked[-1].preferred_decode, asked[-1].num_own_blocks) == (frozenset(), "", 0)
