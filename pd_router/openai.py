@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from pd_engine.errors import NotFound
+from pd_engine.errors import Cancelled, NotFound
 from pd_engine.text.defaults import check_ids
 from pd_router.body_bounds import BodyBounds
 from pd_router.callers import Callers
@@ -23,11 +24,11 @@ from pd_router.http_access import HttpAccess, caller_of
 from pd_router.live import LiveView
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
-from pd_router.openai_body import ChatBody, CompletionBody, Strict, parse_body
+from pd_router.openai_body import ChatBody, CompletionBody, StreamOptions, Strict, parse_body
 from pd_router.openai_errors import add_error_handlers
-from pd_router.openai_reply import ChatFormat, CompletionFormat, ReplyFormat
+from pd_router.openai_reply import ChatFormat, CompletionFormat, Json, ReplyFormat
 from pd_router.openai_stream import EventStream, drain, reply_events, unless_gone
-from pd_router.openapi import Responses, answers, answers_of_requests, request_body
+from pd_router.openapi import Responses, answers, answers_of_requests, path_parameter, request_body
 from pd_router.registry import Registry
 from pd_router.request import Preparer
 from pd_router.tokenize_body import DetokenizeBody, TokenizeBody
@@ -85,6 +86,10 @@ class HttpDoor:
         )
         for path, endpoint, responses in gets:
             app.add_api_route(path, endpoint, methods=["GET"], response_class=Response, responses=responses)
+        app.add_api_route(
+            "/v1/models/{name:path}", self.model, methods=["GET"], response_class=Response,
+            responses=answers(JSON, status_codes=(404,)), openapi_extra=path_parameter("name"),
+        )
         add_error_handlers(app)
 
     async def completions(self, http: HttpRequest) -> Response:
@@ -116,15 +121,21 @@ class HttpDoor:
         return JSONResponse({"prompt": self._model.tokenizer.decode(body.tokens)})
 
     async def models(self) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_entry()]})
+
+    async def model(self, http: HttpRequest) -> Response:
+        self._check_model(http.path_params["name"])
+        return JSONResponse(self._model_entry())
+
+    def _model_entry(self) -> Json:
         limits = self._model.limits(self._registry)
-        entry = {
+        return {
             "id": self._model.served_name,
             "object": "model",
             "created": 0,
             "owned_by": "pd-relay",
             "max_model_len": limits.max_context_length,
         }
-        return JSONResponse({"object": "list", "data": [entry]})
 
     async def health(self) -> Response:
         """200 while requests find who computes their prompts and who continues them, and the router takes some."""
@@ -153,12 +164,14 @@ class HttpDoor:
         caller = caller_of(http)
         self._dispatcher.admit(caller, body.request_id or "")
         request = await self._preparer.prepare(body.request(), caller)
+        options = body.stream_options or StreamOptions()
         replies = format_type(
             request,
             self._model.tokenizer,
             model=self._model.served_name,
             with_token_ids=bool(body.return_token_ids),
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.continuous_usage_stats),
         )
         async with AsyncExitStack() as stack:
             parent = TraceParent.parse(http.headers.get("traceparent"))
@@ -175,16 +188,20 @@ class HttpDoor:
     async def _read(self, http: HttpRequest) -> bytes:
         """Raises:
         InvalidArgument: the body is larger than any prompt needs.
+        Cancelled: the client went away before it was there.
         """
         bounds = BodyBounds.of_context(
             max_context_length=self._model.limits(self._registry).max_context_length,
             max_token_chars=self._model.tokenizer.max_token_chars,
         )
         parts, size = [], 0
-        async for part in http.stream():
-            size += len(part)
-            bounds.check_num_bytes(size)
-            parts.append(part)
+        try:
+            async for part in http.stream():
+                size += len(part)
+                bounds.check_num_bytes(size)
+                parts.append(part)
+        except ClientDisconnect:
+            raise Cancelled("the client went away") from None
         data = b"".join(parts)
         bounds.check_num_values(data)
         return data

@@ -8,7 +8,7 @@ Beyond OpenAI's own fields there are vLLM's `top_k`, `min_p`, `repetition_penalt
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,6 +29,16 @@ NEUTRAL_VALUES: dict[str, list[Any]] = {
     "echo": [False],
     "suffix": [""],
     "tools": [[]],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "modalities": [["text"]],
+    "audio": [],
+    "prediction": [],
+    "reasoning_effort": [],
+    "verbosity": [],
+    "web_search_options": [],
+    "prompt_cache_key": [],
+    "safety_identifier": [],
     "tool_choice": ["none", "auto"],
     "parallel_tool_calls": [True, False],
     "response_format": [{"type": "text"}],
@@ -46,7 +56,9 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="with include_usage: in every chunk, as far as it is")
+    include_obfuscation: Literal[False] | None = None
 
 
 class OpenAIBody(Strict):
@@ -158,10 +170,20 @@ class CompletionBody(OpenAIBody):
         )
 
 
+Empty = Annotated[list[Any], Field(max_length=0)]
+
+
 class Message(Strict):
+    """An answer may be sent back as it came, with what is null or empty in it."""
+
     role: str
     content: Any = Field(description="text, or a list of parts of type text")
     name: str | None = Field(None, description="taken and not used")
+    refusal: None = None
+    annotations: Empty | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Empty | None = None
 
     def turn(self, index: int) -> ChatMessage:
         return ChatMessage(self.role, _parse_content(self.content, f"messages.{index}.content"))

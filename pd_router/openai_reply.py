@@ -20,19 +20,26 @@ Json = dict[str, Any]
 
 
 class ReplyFormat(ABC):
-    """Writes the replies of one request. With `include_usage` every chunk has `usage`, null but in the last one."""
+    """Writes the replies of one request.
+
+    Args:
+        include_usage: every chunk has `usage`, null but in the last one.
+        continuous_usage: and not null in the others, but what it is so far.
+    """
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
     def __init__(
-        self, submission: Submission, tokenizer: Tokenizer, *, model: str, with_token_ids: bool, include_usage: bool
+        self, submission: Submission, tokenizer: Tokenizer, *, model: str, with_token_ids: bool, include_usage: bool,
+        continuous_usage: bool,
     ) -> None:
         self._submission = submission
         self._tokenizer = tokenizer
         self._with_token_ids = with_token_ids
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         self._head = {"id": self.id_prefix + submission.request_id, "created": int(time.time()), "model": model}
         self._num_tokens = [0] * len(submission.choices)  # of each choice, seen here
         self._num_chars = [0] * len(submission.choices)  # ... and of these, each by itself
@@ -97,7 +104,10 @@ class ReplyFormat(ABC):
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}
-        return {**chunk, "usage": None} if self._include_usage else chunk
+        if not self._include_usage:
+            return chunk
+        usage = counts_of(self._submission, sum(self._num_tokens)) if self._continuous_usage else None
+        return {**chunk, "usage": usage}
 
     def _token_text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id])
@@ -181,17 +191,21 @@ class ChatFormat(ReplyFormat):
         return {"token": self._token_text(token_id), "logprob": _finite(logprob), "bytes": list(data)}
 
 
-def usage_of(submission: Submission, results: Sequence[Result]) -> Json:
-    """Of all choices together; a prompt counts once, and so does what was cached of it for each of its choices."""
+def counts_of(submission: Submission, num_completion: int) -> Json:
+    """Of all choices together; a prompt counts once."""
     num_prompt = sum(len(submission.choices[first].prompt_ids) for first in submission.firsts)
-    num_completion = sum(len(result.tokens) for result in results)
+    return {
+        "prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": num_prompt + num_completion,
+    }
+
+
+def usage_of(submission: Submission, results: Sequence[Result]) -> Json:
+    """With what was cached of a prompt for each of its choices."""
     num_each = len(results) // submission.num_prompts
     cached = (min(result.num_cached_tokens for result in results[i : i + num_each]) for i in submission.firsts)
     num_accepted = sum(result.num_accepted for result in results)
     return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
+        **counts_of(submission, sum(len(result.tokens) for result in results)),
         "prompt_tokens_details": {"cached_tokens": sum(cached)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": num_accepted,

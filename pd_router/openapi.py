@@ -125,6 +125,10 @@ def request_body(body: type[Strict], vocab_size: int) -> Json:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def path_parameter(name: str) -> Json:
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
+
+
 def answers(*media_types: str, status_codes: tuple[int, ...] = (), needs_key: bool = True) -> Responses:
     """200 in these media types, and errors of that status."""
     found: Responses = {200: {"description": "Done.", "content": {media: {} for media in media_types}}}

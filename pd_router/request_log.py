@@ -15,7 +15,7 @@ def log_end(running: RunningRequest, choice: RunningChoice, *, seconds: float) -
     if not log.isEnabledFor(logging.INFO):
         return
     request, journey = choice.request, choice.journey
-    placement = journey.handoff
+    last = choice.timeline.attempts[-1] if choice.timeline is not None and choice.timeline.attempts else None
     first_token_s = None if choice.timeline is None else choice.timeline.first_token_s
     line = {
         "request_id": request.request_id,
@@ -28,8 +28,8 @@ def log_end(running: RunningRequest, choice: RunningChoice, *, seconds: float) -
         "cached_tokens": journey.num_cached_tokens,
         "completion_tokens": len(journey.stream.tokens),
         "replayed_tokens": journey.stream.num_replayed,
-        "prefill_worker": None if placement is None else placement.prefill_worker,
-        "decode_worker": None if placement is None else placement.decode_worker,
+        "prefill_worker": None if last is None else last.prefill_worker,
+        "decode_worker": None if last is None else last.decode_worker or None,
         "first_token_ms": None if first_token_s is None else round(first_token_s * 1000, 1),
         "ms": round(seconds * 1000, 1),
         "error": None if journey.error is None else journey.error.code.value,

@@ -235,6 +235,19 @@ async def test_a_client_that_goes_away_ends_its_request(lab: RouterLab, stream: 
     await lab.assert_no_leaks()
 
 
+async def test_a_client_that_goes_away_within_its_body(lab: RouterLab, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told nothing, and neither is the log."""
+    url = lab.http.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert not await reader.read()
+    assert (await lab.http.post("/v1/completions", json=BASE)).status_code == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_models_health_live_and_metrics() -> None:
     async with router_lab() as lab:
         [model] = (await lab.http.get("/v1/models")).json()["data"]

@@ -4,6 +4,8 @@ client gets."""
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 
 import grpc
 import pytest
@@ -159,13 +161,17 @@ async def test_a_prompt_that_is_not_taken_is_placed_again(error: PdRelayError) -
         assert [a for n, _, a in lab.decode[0].calls if n == "ComputePrompt"] == [1, 2]
 
 
-async def test_a_decode_worker_that_is_named_computes_the_prompt() -> None:
+async def test_a_decode_worker_that_is_named_computes_the_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pd_router.request_log")
     async with router_lab(num_decode=2, **OFFERED) as lab:
         wish = api.Placement(prefill_worker="decode-1", decode_worker="decode-1")
         complete = await lab.generate(max_tokens=20, placement=wish)
         assert list(complete.output_ids) == ANSWER
         assert complete.local_prefill.worker == "decode-1"
         assert lab.prefill[0].calls == lab.decode[0].calls == []
+        await lab.assert_no_leaks()
+    [line] = [json.loads(record.getMessage()) for record in caplog.records if record.name == "pd_router.request_log"]
+    assert (line["prefill_worker"], line["decode_worker"]) == ("decode-1", "decode-1")
 
 
 async def test_a_client_that_goes_away_leaves_nothing() -> None:

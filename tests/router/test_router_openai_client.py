@@ -62,6 +62,38 @@ async def test_a_conversation() -> None:
         assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+async def test_an_answer_is_sent_back_as_it_came() -> None:
+    """As the client's own object, or as all of its fields, most of them null; the prompt is the same."""
+    async with router_lab() as lab, client_of(lab) as client:
+        first = await client.chat.completions.create(model="demo", messages=TURNS, max_tokens=4, extra_body=OURS)
+        message = first.choices[0].message
+        sizes = set()
+        for answer in (message, message.model_dump(), {"role": "assistant", "content": message.content}):
+            turns: Any = [*TURNS, answer, {"role": "user", "content": "Go on."}]
+            reply = await client.chat.completions.create(model="demo", messages=turns, max_tokens=1, extra_body=OURS)
+            assert reply.usage is not None
+            sizes.add(reply.usage.prompt_tokens)
+        assert len(sizes) == 1
+
+
+async def test_usage_in_every_chunk() -> None:
+    """As guidellm asks for it, and `obfuscation` left out, as proxies do."""
+    async with router_lab() as lab, client_of(lab) as client:
+        options: Any = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+        for n in (1, 2):
+            stream = await client.completions.create(
+                model="demo", prompt=PROMPT, n=n, max_tokens=8, seed=5, stream=True, stream_options=options,
+                extra_body={**OURS, "return_token_ids": True},
+            )
+            num_seen = 0
+            async for chunk in stream:
+                num_seen += sum(len(choice.model_dump().get("token_ids") or ()) for choice in chunk.choices)
+                assert chunk.usage is not None
+                assert (chunk.usage.prompt_tokens, chunk.usage.completion_tokens) == (len(PROMPT), num_seen)
+                assert chunk.usage.total_tokens == len(PROMPT) + num_seen
+            assert num_seen == 8 * n
+
+
 async def test_completions_of_several_prompts_and_choices() -> None:
     async with router_lab() as lab, client_of(lab) as client:
         answers = [toy_generate(PROMPT, 8, seed_of_choice(5, choice)) for choice in range(2)]
@@ -88,6 +120,9 @@ async def test_errors_have_the_clients_own_types() -> None:
         with pytest.raises(openai.BadRequestError, match="temperature must be"):
             await client.chat.completions.create(model="demo", messages=TURNS, temperature=-1)
         assert [model.id for model in (await client.models.list()).data] == ["demo"]
+        assert await client.models.retrieve("demo") == (await client.models.list()).data[0]
+        with pytest.raises(openai.NotFoundError, match="'other/model' is not served here"):
+            await client.models.retrieve("other/model")
 
 
 async def test_tokenize_and_back() -> None:

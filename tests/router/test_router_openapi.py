@@ -16,6 +16,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 POSTS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 CHAT = [{"role": "user", "content": "x"}]
+ANSWER = {
+    "role": "assistant", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None,
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,6 +47,9 @@ async def test_nothing_is_referred_to_that_is_not_there(lab: RouterLab) -> None:
     ("/v1/completions", {"prompt": "x", "max_tokens": 1, "temperature": 0, "stream_options": None}, 200),
     ("/v1/completions", {"prompt": ["x", [5, 6]], "max_tokens": 1, "top_k": -1, "logprobs": 20}, 200),
     ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1, "stop": ["a"], "n": 2}, 200),
+    ("/v1/chat/completions", {"messages": [*CHAT, {**ANSWER, "content": "y"}, *CHAT], "max_tokens": 1}, 200),
+    ("/v1/chat/completions", {"messages": [{**ANSWER, "content": "", "tool_calls": [{"id": "1"}]}, *CHAT]}, 400),
+    ("/v1/completions", {"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}}, 400),
     ("/tokenize", {"prompt": "x"}, 200), ("/detokenize", {"tokens": [4095]}, 200),
     ("/v1/completions", {"prompt": "x", "temperature": -0.1}, 400),
     ("/v1/completions", {"prompt": "x", "top_k": -2}, 400), ("/v1/completions", {"prompt": "x", "top_p": 0}, 400),
@@ -70,7 +76,8 @@ async def test_schema_and_door_agree(lab: RouterLab, path: str, body: dict[str, 
 
 async def test_another_method_is_told_the_right_one(lab: RouterLab) -> None:
     document = await document_of(lab)
-    for path, operations in document["paths"].items():
+    for template, operations in document["paths"].items():
+        path = template.replace("{name}", "demo")
         response = await lab.http.request("DELETE", path)
         assert response.status_code == 405
         assert response.headers["allow"] == ", ".join(method.upper() for method in operations)
