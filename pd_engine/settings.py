@@ -11,12 +11,12 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pd_engine.errors import InvalidArgument, shown
 from pd_engine.hashing import DEFAULT_BLOCK_SIZE
 from pd_engine.sampling.params import MAX_SPECULATE
+from pd_engine.yaml_file import read_yaml_mapping
 
 CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,31}$"
 
@@ -272,7 +272,7 @@ def load_settings(path: Path | None, overrides: dict[str, Any] | None = None) ->
     Raises:
         InvalidArgument: no such file, no YAML mapping, an unknown key (with a suggestion) or a value out of range.
     """
-    data: dict[str, Any] = {} if path is None else _read_yaml(path)
+    data: dict[str, Any] = {} if path is None else read_yaml_mapping(path, "settings file")
     for dotted, value in (overrides or {}).items():
         *sections, key = dotted.split(".")
         target = data
@@ -286,20 +286,6 @@ def load_settings(path: Path | None, overrides: dict[str, Any] | None = None) ->
     except ValidationError as error:
         where = f" in {path}" if path else ""
         raise InvalidArgument("; ".join(_explain(item) for item in error.errors()) + where) from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"cannot read settings file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"settings file {path} is not YAML in UTF-8: {error}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InvalidArgument(f"settings file {path} must hold a mapping at the top, got {type(data).__name__}")
-    return data
 
 
 def _explain(error: Any) -> str:

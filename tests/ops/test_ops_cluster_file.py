@@ -57,6 +57,13 @@ TYPES = "available_node_types"
     ({"provider.stop_command": None}, "stop_command must be a text"),
     ({"provider.shell": "ssh relay@host"}, "command line with {host} in it"),
     ({"auth": None}, "auth must be a mapping, got None"),
+    ({"auth.ssh_private_key": 5}, "auth.ssh_private_key must be a text, got 5"),
+    ({"provider.shell": "ssh '{host}"}, r"provider.shell is no command line \(No closing quotation\)"),
+    ({"provider.hands": ["kill"]}, "provider: hands must be a mapping"),
+    ({f"{TYPES}.decode.labels": ["pool"]}, "decode: labels must be a mapping"),
+    ({f"{TYPES}.decode.labels.pool": ["decode"]}, "labels.pool must be one of"),
+    ({f"{TYPES}.decode.node_config": "b"}, "decode: node_config must be a mapping, got b"),
+    ({f"{TYPES}.decode.resources": 1}, "decode: resources must be a mapping, got 1"),
 ])
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):

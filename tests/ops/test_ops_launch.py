@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from pd_engine.errors import FailedPrecondition, NotFound, Unavailable
+from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pd_ops.launcher import launch
 from pd_ops.launcher.cluster_file import ClusterFile, read_cluster_file
+from pd_ops.launcher.remote_shell import RemoteShell
 from support.checkout import ROOT
 
 # A host is a file: with what each command but `true` prints there. One that is not there is not reached.
@@ -84,6 +86,77 @@ def test_up_gives_up(file: ClusterFile, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_launcher_that_fails_is_quoted(file: ClusterFile) -> None:
     with pytest.raises(FailedPrecondition, match=r"ray up failed: .*No such option"):
         launch._ray("up", "--no-such-option")
+
+
+def rewritten(file: ClusterFile, change: str, **values: Any) -> ClusterFile:
+    document = yaml.safe_load(file.path.read_text(encoding="utf-8"))
+    document["available_node_types"][change] |= values
+    file.path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return read_cluster_file(file.path)
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"min_worker": 1}, r"available_node_types\.decode: Additional properties are not allowed \('min_worker'"),
+    ({"max_workers": 3, "min_workers": 3}, "`max_workers` is smaller than the sum of `min_workers`"),
+])
+def test_what_ray_would_refuse_is_said_before_a_host_is_asked(
+    file: ClusterFile, values: dict[str, Any], message: str
+) -> None:
+    (file.path.parent / "head").unlink()
+    with pytest.raises(InvalidArgument, match=message):
+        launch.bring_up(rewritten(file, "decode", **values), 1.0, print)
+
+
+def test_up_outlasts_a_moment_in_which_the_head_is_not_reached(
+    file: ClusterFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([Unavailable("head is not reached"), Unavailable("head is not reached"), '{"event": "ready"}\n', ""])
+
+    def on_head(file: ClusterFile, command: str, timeout_s: float = 0) -> str:
+        answer = next(answers)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    notes: list[str] = []
+    monkeypatch.setattr(launch, "_ray", lambda *arguments: "")
+    monkeypatch.setattr(launch, "_on_head", on_head)
+    assert launch.bring_up(file, 60.0, notes.append) == {"event": "ready"}
+    assert notes[-1] == "head is not reached" != notes[-2], "once"
+
+
+def test_a_cloud_gets_its_hosts_back_although_the_head_does_not_answer(
+    file: ClusterFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ray(*arguments: str) -> str:
+        asked.append(arguments[0])
+        if arguments[0] == "exec":
+            raise FailedPrecondition("ray exec failed: no head")
+        return ""
+
+    notes: list[str] = []
+    monkeypatch.setattr(launch, "_ray", ray)
+    assert launch.take_down(replace(file, head_host=None), notes.append) == {}
+    assert asked == ["exec", "down"]
+    assert "no head" in notes[0]
+
+
+def test_a_host_that_was_never_set_up_has_nothing_to_end(file: ClusterFile) -> None:
+    notes: list[str] = []
+    (file.path.parent / "d3").write_text("gone")
+    shell = SHELL.format(directory=file.path.parent).replace("*) cat", '*) grep -q gone $0 && exit 127; cat')
+    ended = launch.take_down(replace(file, shell=RemoteShell.of({"shell": shell}, {})), notes.append)
+    assert "d3" not in ended and len(ended) == 6
+    assert notes[-1].startswith("d3 was never set up, so nothing is ended there")
+
+
+@pytest.mark.parametrize("said", ["", "Stopped all 3 Ray processes.\n", "{broken}\n", "{}\n"])
+def test_down_believes_nobody_who_does_not_say_what_is_left(file: ClusterFile, said: str) -> None:
+    (file.path.parent / "p1").write_text(said)
+    with pytest.raises(Unavailable, match="p1 does not say what it has ended"):
+        launch.take_down(file, print)
 
 
 def test_down_ends_the_head_first_and_then_the_others(file: ClusterFile) -> None:

@@ -18,7 +18,11 @@ def command(
     from pd_ops.launcher.launch import take_down  # imports Ray
 
     output = options.start(context, as_json)
-    ended = take_down(read_cluster_file(file), output.note)
+    try:
+        ended = take_down(read_cluster_file(file), output.note)
+    except KeyboardInterrupt:
+        output.note(f"interrupted: hosts may have processes left; pd-relay down {file} again ends them")
+        raise
     output.document({"hosts": ended})
     output.text("ended; no process is left" + "".join(
         f"\n  {host}: {len(one['ended'])} processes ended" for host, one in ended.items()

@@ -26,7 +26,11 @@ def command(
     from pd_ops.launcher.launch import bring_up  # imports Ray
 
     output = options.start(context, as_json)
-    ready = bring_up(read_cluster_file(file), timeout, output.note)
+    try:
+        ready = bring_up(read_cluster_file(file), timeout, output.note)
+    except KeyboardInterrupt:
+        output.note(f"interrupted: what has been started goes on; pd-relay down {file} ends it, up begins again")
+        raise
     output.document(ready)
     workers = ", ".join(f"{one['id']} on {one['address'].rpartition(':')[0]}" for one in ready["workers"])
     output.text(f"ready: gRPC {ready['grpc_address']}, HTTP {ready['http_address']}; {workers}")

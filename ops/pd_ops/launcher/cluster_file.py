@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pd_engine.errors import InvalidArgument, shown
+from pd_engine.yaml_file import read_yaml_mapping
 from pd_ops.cluster.plan import POOL_LABEL, Role
 from pd_ops.launcher.remote_shell import RemoteShell
 
+WHAT = "launcher file"
 PROVIDER = "pd_ops.launcher.host_provider.HostProvider"
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"  # names and addresses: they become part of commands
-MAX_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,18 +59,18 @@ def read_cluster_file(path: Path) -> ClusterFile:
     """Raises:
     InvalidArgument: it is no launcher file, or one that pools cannot be placed with; the message says where.
     """
-    document = _read(path)
+    document = read_yaml_mapping(path, WHAT)
     try:
         provider, types = _mapping(document, "provider"), _mapping(document, "available_node_types")
         head = _text(document, "head_node_type")
-        kinds = tuple(_node_type(name, kind, is_head=name == head) for name, kind in types.items())
+        kinds = tuple(_node_type(str(name), kind, is_head=name == head) for name, kind in types.items())
         is_ours = provider.get("module") == PROVIDER
         file = ClusterFile(
             path=path, name=_text(document, "cluster_name"), node_types=kinds,
             head_host=_head_host(kinds, head) if is_ours else None,
             shell=RemoteShell.of(provider, _mapping(document, "auth")),
             stop_command=_text(provider, "stop_command") if is_ours else "",
-            hands={name: str(command) for name, command in (provider.get("hands") or {}).items()},
+            hands={str(name): str(command) for name, command in _optional(provider, "hands", "provider").items()},
         )
         _check_hosts(file, is_ours=is_ours)
     except InvalidArgument as error:
@@ -79,31 +78,18 @@ def read_cluster_file(path: Path) -> ClusterFile:
     return file
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as source:
-            document = yaml.safe_load(source.read(MAX_BYTES))
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path} is not YAML in UTF-8: {error}") from None
-    if not isinstance(document, dict):
-        raise InvalidArgument(f"{path} must hold a mapping at the top, got {type(document).__name__}")
-    return document
-
-
 def _node_type(name: str, kind: Any, *, is_head: bool) -> NodeType:
     where = f"available_node_types.{name}"
     if not isinstance(kind, dict):
         raise InvalidArgument(f"{where} must be a mapping, got {shown(kind)}")
-    label = (kind.get("labels") or {}).get(POOL_LABEL)
+    label = _optional(kind, "labels", where).get(POOL_LABEL)
     pools = {role.value: role for role in Role}
-    if not is_head and label not in pools:
+    if not is_head and (not isinstance(label, str) or label not in pools):
         raise InvalidArgument(
             f"{where}: labels.{POOL_LABEL} must be one of {', '.join(pools)}, or nothing would run there; got "
             f"{shown(label)}"
         )
-    hosts = (kind.get("node_config") or {}).get("hosts") or []
+    hosts = _optional(kind, "node_config", where).get("hosts") or []
     if not isinstance(hosts, list):
         raise InvalidArgument(f"{where}.node_config.hosts must be a list, got {shown(hosts)}")
     for host in hosts:
@@ -112,7 +98,7 @@ def _node_type(name: str, kind: Any, *, is_head: bool) -> NodeType:
     return NodeType(
         name=name, pool=None if is_head else pools[str(label)], hosts=tuple(hosts),
         min_workers=_count(kind, "min_workers", where), max_workers=_count(kind, "max_workers", where),
-        num_cpus=_count(kind.get("resources") or {}, "CPU", f"{where}.resources"),
+        num_cpus=_count(_optional(kind, "resources", where), "CPU", f"{where}.resources"),
     )
 
 
@@ -144,6 +130,14 @@ def _mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidArgument(f"{key} must be a mapping, got {shown(value)}")
     return value
+
+
+def _optional(document: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    """Empty if nothing stands there."""
+    value = document.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise InvalidArgument(f"{where}: {key} must be a mapping, got {shown(value)}")
+    return value or {}
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pd_engine.errors import FailedPrecondition, InvalidArgument, Unavailable, shown
 
 EXIT_UNREACHABLE = 255  # what ssh returns when it did not get there
+EXIT_NO_COMMAND = 127  # what a shell returns for a program that is not there
 REACH_TIMEOUT_S = 10.0
 CHECKOUT = "~/pd-relay"  # on every host, as launcher files put it there
 PYTHON = f"{CHECKOUT}/.venv/bin/python"
@@ -22,6 +23,10 @@ SSH = (
     "-o", "ServerAliveCountMax=3", "-o", "StrictHostKeyChecking=accept-new",
 )
 T = TypeVar("T")
+
+
+class NoSuchCommand(FailedPrecondition):
+    """A host is reached, and has not what was to run there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +43,20 @@ class RemoteShell:
         """As a launcher file says: its provider's `shell`, or ssh with the user and the key of its `auth`.
 
         Raises:
-            InvalidArgument: `shell` is no command line with {host} in it.
+            InvalidArgument: `shell` is no command line with {host} in it, or user or key is no text.
         """
         shell = provider.get("shell")
         if shell is not None:
             if not isinstance(shell, str) or "{host}" not in shell:
-                raise InvalidArgument(f"provider.shell must be a command line with {{host}} in it, got {shell!r}")
-            return RemoteShell(prefix=tuple(shlex.split(shell)))
+                raise InvalidArgument(f"provider.shell must be a command line with {{host}} in it, got {shown(shell)}")
+            try:
+                return RemoteShell(prefix=tuple(shlex.split(shell)))
+            except ValueError as error:
+                raise InvalidArgument(f"provider.shell is no command line ({error}): {shown(shell)}") from None
         key, user = auth.get("ssh_private_key"), auth.get("ssh_user")
+        for name, value in (("ssh_private_key", key), ("ssh_user", user)):
+            if value is not None and not isinstance(value, str):
+                raise InvalidArgument(f"auth.{name} must be a text, got {shown(value)}")
         identity = ("-i", os.path.expanduser(key)) if key else ()
         return RemoteShell(prefix=(*SSH, *identity, f"{user}@{{host}}" if user else "{host}"))
 
@@ -57,6 +68,7 @@ class RemoteShell:
 
         Raises:
             Unavailable: the host is not reached, or the command does not end in time.
+            NoSuchCommand: there is no such program.
             FailedPrecondition: the command failed there; the message has the end of what it said.
         """
         try:
@@ -71,7 +83,8 @@ class RemoteShell:
             raise Unavailable(f"{host} is not reached: {_end(done.stderr) or 'no answer'}")
         if done.returncode != 0:
             said = _end(done.stderr) or _end(done.stdout)
-            raise FailedPrecondition(f"{host}: {_shown(command)} failed with {done.returncode}: {said}")
+            kind = NoSuchCommand if done.returncode == EXIT_NO_COMMAND else FailedPrecondition
+            raise kind(f"{host}: {_shown(command)} failed with {done.returncode}: {said}")
         return done.stdout.decode(errors="replace")
 
 
