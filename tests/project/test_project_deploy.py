@@ -1,15 +1,19 @@
 """The launcher files and manifests fit what reads them, and say the same.
 
-Ray's schema is part of Ray, and is used here. KubeRay's is not installed: the manifest was checked against that of
-KubeRay 1.7 when it was written, and here against the names of its fields that it uses.
+Ray's schema is part of Ray, and is used here. KubeRay's is that of its custom resource RayCluster, version v1, in
+release 1.7.0 (Apache-2.0), without the descriptions; what it does not name is refused here, as `kubectl` does.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from pd_engine.errors import InvalidArgument
@@ -25,12 +29,7 @@ COMMANDS = (
     "initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands",
     "head_start_ray_commands", "worker_start_ray_commands", "file_mounts", "rsync_exclude",
 )
-# Fields of ray.io/v1 RayCluster, by where they stand.
-KUBERAY = {
-    "spec": {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"},
-    "head": {"rayStartParams", "template"},
-    "group": {"groupName", "replicas", "minReplicas", "maxReplicas", "labels", "rayStartParams", "template"},
-}
+RAY_CLUSTER = Path(__file__).with_name("raycluster-1.7.0.json.gz")
 
 
 def load(path: Any) -> dict[str, Any]:
@@ -89,14 +88,12 @@ def test_a_file_without_a_pool_is_refused(tmp_path: Any) -> None:
 def test_kuberay() -> None:
     cluster, claim, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text(encoding="utf-8"))
     assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    assert list(ray_cluster_faults(cluster)) == []
     spec = cluster["spec"]
     head, groups = spec["headGroupSpec"], spec["workerGroupSpecs"]
-    assert spec.keys() == KUBERAY["spec"]
-    assert head.keys() == KUBERAY["head"]
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert [group["labels"] for group in groups] == [{POOL_LABEL: role.value} for role in Role]
     for group in groups:
-        assert group.keys() == KUBERAY["group"]
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     pods = [head["template"]["spec"], *(group["template"]["spec"] for group in groups)]
     for [container] in (pod["containers"] for pod in pods):
@@ -106,3 +103,33 @@ def test_kuberay() -> None:
     assert head["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert service["spec"]["selector"].items() <= groups[0]["template"]["metadata"]["labels"].items()
     assert spec["rayVersion"] in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def strict(schema: Any) -> Any:
+    """Of Kubernetes' kind: fields that a mapping does not name are refused, but where it keeps unknown ones."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    whole = {name: strict(one) for name, one in schema.items()}
+    keeps = schema.get("x-kubernetes-preserve-unknown-fields")
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and not keeps:
+        whole["additionalProperties"] = False
+    return whole
+
+
+def ray_cluster_faults(cluster: dict[str, Any]) -> list[str]:
+    schema = strict(json.loads(gzip.decompress(RAY_CLUSTER.read_bytes())))
+    schema["properties"]["metadata"] = {"type": "object"}  # every Kubernetes object has the same
+    return [f"{error.json_path}: {error.message}" for error in Draft7Validator(schema).iter_errors(cluster)]
+
+
+def test_kuberays_schema_sees_typos() -> None:
+    cluster, *_ = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text(encoding="utf-8"))
+    group = cluster["spec"]["workerGroupSpecs"][1]
+    group["minReplica"] = 1
+    group["template"]["spec"]["containers"][0]["envs"] = []
+    group["replicas"] = "2"
+    faults = ray_cluster_faults(cluster)
+    assert len(faults) == 3
+    assert all(word in " ".join(faults) for word in ("minReplica", "envs", "'2' is not of type"))
