@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
 import typer
 
 from pd_engine.errors import EXIT_OK, EXIT_USAGE, Internal, InvalidArgument, PdRelayError
+from pd_ops.cluster.interrupts import SIGNALS
 from pd_ops.output import Interrupted, Output, ReaderGone, claim_stdout
 
 EXIT_INTERRUPTED = 130
@@ -50,7 +52,10 @@ def _describe() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console command: never returns, never shows a traceback for a user's mistake."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+    code = run(sys.argv[1:] if arguments is None else list(arguments))
+    for number in SIGNALS:  # another Ctrl-C finds a command that has ended
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

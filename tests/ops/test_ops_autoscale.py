@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
+import signal
 from datetime import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -152,7 +155,7 @@ class Told:
 
 
 @pytest.mark.parametrize(("dry_run", "state", "expected"), [
-    (False, "serving", [("prefill", 2)]), (True, "serving", []), (False, "starting", []),
+    (False, "serving", [("prefill", 2)]), (True, "serving", []), (False, "starting", []), (True, "waiting", []),
 ])
 async def test_a_pool_that_is_behind_grows_unless_it_is_a_dry_run(
     monkeypatch: pytest.MonkeyPatch, dry_run: bool, state: str, expected: list[tuple[str, int]]
@@ -163,7 +166,9 @@ async def test_a_pool_that_is_behind_grows_unless_it_is_a_dry_run(
     async def ask_controller(cluster: str, request: Any, on_progress: Any = None) -> dict[str, Any]:
         if isinstance(request, ScaleRequest):
             asked.extend((role.value, size) for role, size in request.wanted().items())
-        return {"workers": [{"role": "prefill", "state": state}, {"role": "decode", "state": "serving"}]}
+        return {"workers": [
+            {"id": "prefill-0", "role": "prefill", "state": state}, {"id": "d", "role": "decode", "state": "waiting"},
+        ]}
 
     settings = AutoscaleSettings(up_after_s=0.0)
     async with router_lab() as lab:
@@ -183,3 +188,27 @@ async def test_a_pool_that_is_behind_grows_unless_it_is_a_dry_run(
     change = "would be 1 -> 2" if dry_run else "1 -> 2"
     assert f"prefill  {change}: prefill queue 9000 ms, target 1000 ms: missed" in told.lines
     assert "decode   " in told.lines[1]
+    left_alone = [line for line in told.lines if "left alone" in line]
+    assert left_alone == ([] if state == "serving" else [
+        f"a pool that is not whole is left alone: prefill-0 is {state}"
+    ])
+
+
+async def test_an_interrupt_leaves_a_change_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller finishes it: minutes, perhaps."""
+    async def ask_controller(cluster: str, request: Any, on_progress: Any = None) -> dict[str, Any]:
+        if isinstance(request, ScaleRequest):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        return {"workers": []}
+
+    async with router_lab() as lab:
+        monkeypatch.setattr(autoscale, "ready_state", lambda name: SimpleNamespace(grpc_address=lab.grpc_address))
+        monkeypatch.setattr(autoscale, "ask_controller", ask_controller)
+        told = Told()
+        output: Any = told
+        settings = AutoscaleSettings(prefill_least=2)
+        scaler = autoscale.Autoscaler(settings, cluster="c", dry_run=False, drain_s=1.0, output=output)
+        async with asyncio.timeout(60):
+            await scaler.run(None)
+    assert told.lines[-1].startswith("interrupted: a step that is under way is finished")

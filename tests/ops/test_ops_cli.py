@@ -237,6 +237,18 @@ def test_a_command_that_is_interrupted_in_its_body_says_so() -> None:
     assert (done.returncode, json.loads(done.stdout), done.stderr) == (130, {"interrupted": True}, "")
 
 
+def test_a_second_interrupt_finds_a_command_that_has_ended() -> None:
+    """No traceback of Python's own end."""
+    script = (
+        "import atexit, os, signal, pd_ops.cli\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "def interrupted(words): raise KeyboardInterrupt\n"
+        "pd_ops.cli.build_app = interrupted\npd_ops.cli.main(['version', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (130, {"interrupted": True}, "")
+
+
 def test_the_readmes_first_prompt_is_answered_without_a_warning() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     line = next(line for line in readme.splitlines() if line.startswith("pd-relay submit "))

@@ -60,18 +60,21 @@ class Autoscaler:
         """Until it is interrupted, or has looked so often."""
         interrupts = Interrupts()
         while num_looks is None or num_looks > 0:
-            await self._look()
+            if await unless(interrupts.first, self._look()) is None:
+                self._output.note("interrupted: a step that is under way is finished; pd-relay status shows it")
+                return
             num_looks = None if num_looks is None else num_looks - 1
             if num_looks == 0 or await unless(interrupts.first, _slept(self._settings.interval_s)) is None:
                 return
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Whether anything was seen."""
         try:
             async with router_client(ready_state(self._cluster).grpc_address) as client:
                 loads = await client.all_loads()
         except Unavailable as error:  # the router is being started again
             self._output.note(f"nothing was seen: {error.message}")
-            return
+            return False
         pools = look(loads.loads, num_in_line=loads.num_requests_waiting, targets=self._settings)
         at, now_s = datetime.now().time(), time.monotonic()
         decisions = {}
@@ -82,17 +85,21 @@ class Autoscaler:
             )
         self._tell(pools, decisions)
         wanted = {pool: decisions[pool].size for pool in POOLS if decisions[pool].size != pools[pool].num_ready}
-        if wanted and not self._dry_run:
+        if wanted:
             await self._scale(wanted)
+        return True
 
     async def _scale(self, wanted: dict[str, int]) -> None:
         try:
             status = await ask_controller(self._cluster, StatusRequest())
-            moving = {worker["role"] for worker in status["workers"] if worker["state"] != "serving"}
-            whole = {pool: size for pool, size in wanted.items() if pool not in moving}
-            if whole != wanted:
-                self._output.note("a pool is not whole at present, and is left alone")
-            if whole:
+            asked = [worker for worker in status["workers"] if worker["role"] in wanted]
+            moving = [worker for worker in asked if worker["state"] != "serving"]
+            if moving:
+                listed = ", ".join(f"{worker['id']} is {worker['state']}" for worker in moving)
+                self._output.note(f"a pool that is not whole is left alone: {listed}")
+            busy = {worker["role"] for worker in moving}
+            whole = {pool: size for pool, size in wanted.items() if pool not in busy}
+            if whole and not self._dry_run:
                 request = ScaleRequest(prefill=whole.get("prefill"), decode=whole.get("decode"), drain_s=self._drain_s)
                 await ask_controller(self._cluster, request, self._output.note)
         except (FailedPrecondition, ResourceExhausted) as error:  # another operation is under way, or no room is left

@@ -36,7 +36,7 @@ def command(
     traces = asyncio.run(_traces(find_router(address=address, grpc_port=grpc_port, cluster=cluster), wanted))
     if request is not None and not traces:
         raise NotFound(
-            f"no ended request {shown(request)} is kept: the router keeps the last ones and the slowest "
+            f"no ended request {shown(request)} is kept: it may still run; kept are the last ones and the slowest "
             "(router.kept_traces)"
         )
     documents = [trace_document(trace) for trace in traces]
