@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_a_port_in_use() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidArgument, match=rf"cannot listen on 127.0.0.1:{port}.*--http-port"):
             preflight.check_ports(RouterSettings(grpc_port=0, http_port=port))
+
+
+def test_a_port_that_somebody_lets_go_of() -> None:
+    """As what ran in a cluster that was killed does, an instant later."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    settings = RouterSettings(grpc_port=0, http_port=taken.getsockname()[1])
+    ending = threading.Timer(0.2, taken.close)
+    ending.start()
+    preflight.check_ports(settings, wait_s=60.0)
+    ending.join()
 
 
 def test_compiled_ops_of_other_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

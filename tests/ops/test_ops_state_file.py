@@ -72,8 +72,11 @@ def test_what_a_killed_process_left_is_no_cluster(directory: Path) -> None:
     with pytest.raises(NotFound, match=r"was killed or has crashed.*their logs are in .*one\.logs"):
         read_state("one")
     with StateFile("one") as file:
+        assert file.follows_crash
         file.write(STATE)
         assert read_state("one").pid == STATE.pid
+    with StateFile("one") as file:
+        assert not file.follows_crash
 
 
 def test_a_cluster_that_has_not_written_its_state_yet(directory: Path) -> None:

@@ -18,6 +18,7 @@ from pd_ops.cluster.interrupts import Interrupts, interruptible, unless
 from pd_ops.cluster.operations import Operations
 from pd_ops.cluster.plan import BY_POOL, ClusterPlan, plan_cluster
 from pd_ops.cluster.preflight import check_device, check_ops, check_ports
+from pd_ops.cluster.processes import GUARDIAN_TIMEOUT_S
 from pd_ops.cluster.ray_runtime import RayRuntime, connected
 from pd_ops.cluster.state_file import ClusterState, Phase, StateFile
 
@@ -47,7 +48,7 @@ def local_cluster(settings: Settings) -> Iterator[LocalCluster]:
     with interruptible() as interruption, StateFile(settings.cluster.name) as state_file:
         by_pool = settings.cluster.by_pool  # then ports and ops of other hosts matter, not of this one
         if not by_pool:
-            check_ports(settings.router)
+            check_ports(settings.router, GUARDIAN_TIMEOUT_S if state_file.follows_crash else 0.0)
         if settings.engine.device == "cpu" and not by_pool:
             check_ops(settings.engine.ops)
         elif settings.cluster.ray_address is None:  # else workers may be on other hosts, and look there

@@ -77,6 +77,9 @@ class ClusterState:
 class StateFile:
     """The state of one cluster, as its own process sees it: takes the lock, writes, cleans up.
 
+    Attributes:
+        follows_crash: the last cluster of this name was killed; its processes may be ending still.
+
     Raises (on entering):
         AlreadyExists: a cluster of this name runs on this host.
         FailedPrecondition: the lock cannot be opened.
@@ -87,6 +90,7 @@ class StateFile:
         self._directory = state_directory()
         self._lock_fd = -1
         self._state: ClusterState | None = None
+        self.follows_crash = False
 
     def __enter__(self) -> Self:
         path = _lock_path(self._directory, self._name)
@@ -101,6 +105,7 @@ class StateFile:
                 f"{self._name}) or give this one another name"
             )
         self._lock_fd = fd
+        self.follows_crash = _state_path(self._directory, self._name).exists()  # who ends in order takes it away
         return self
 
     def __exit__(self, *exc_info: object) -> None:
