@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,9 @@ class PretendedFleet:
     @property
     def workers(self) -> tuple[Member, ...]:
         return tuple(self._workers.values())
+
+    def use_settings(self, settings: Settings) -> None:
+        self.settings = settings
 
     async def add_worker(self, plan: ActorPlan) -> Member:
         await self.may_go_on.wait()
@@ -195,6 +199,40 @@ async def test_without_room_for_one_more_a_worker_is_replaced_after_it_has_gone(
         await Operations(fleet, check_room).run(RollRequest(drain_s=1.0), caller())
     assert fleet.log == ["-prefill-0", "+prefill-0", "-prefill-1", "+prefill-1"]
     assert fleet.least == {Role.PREFILL: 1, Role.DECODE: 1}
+
+
+async def test_a_roll_gives_new_processes_other_settings() -> None:
+    fleet = PretendedFleet()
+    await operations(fleet).run(RollRequest(drain_s=1.0, settings={"engine": {"cache_mib": 7}}), caller())
+    assert (fleet.settings.engine.cache_mib, fleet.settings.decode.workers) == (7, 1)
+    await operations(fleet).run(RollRequest(drain_s=1.0, settings={"decode": {"max_batch": 3, "workers": 9}}), caller())
+    assert (fleet.settings.engine.cache_mib, fleet.settings.decode.max_batch) == (7, 3), "what is not named stays"
+    assert fleet.settings.decode.workers == 1, "sizes are for scale"
+
+
+@pytest.mark.parametrize(("named", "message"), [
+    ({"engine": {"cache_mb": 7}}, "unknown key engine.cache_mb; did you mean engine.cache_mib?"),
+    ({"engine": {"block_size": 32}}, "engine.block_size cannot change while the cluster runs: it has 16, not 32"),
+    ({"router": {"grpc_port": 1234}}, "router.grpc_port cannot change while the cluster runs"),
+    ({"cluster": {"name": "other"}}, "cluster.name cannot change while the cluster runs"),
+    ({"decode": 3}, "settings: "),
+])
+async def test_settings_that_a_running_cluster_cannot_take(named: dict[str, Any], message: str) -> None:
+    fleet = PretendedFleet()
+    before = fleet.settings
+    with pytest.raises(InvalidArgument, match=message):
+        await operations(fleet).run(RollRequest(drain_s=1.0, settings=named), caller())
+    assert (fleet.log, fleet.settings) == ([], before)
+
+
+async def test_other_settings_are_given_up_if_no_process_starts_with_them() -> None:
+    """What dies later is started again as it was."""
+    fleet = PretendedFleet()
+    before = fleet.settings
+    fleet.failing = {"prefill-1"}
+    with pytest.raises(Unavailable):
+        await operations(fleet).run(RollRequest(drain_s=1.0, settings={"engine": {"cache_mib": 7}}), caller())
+    assert fleet.settings == before
 
 
 async def test_an_operation_whose_caller_left_ends_after_its_step() -> None:

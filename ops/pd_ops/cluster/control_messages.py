@@ -5,7 +5,7 @@ The first line is a request; then come any number of {"progress": ...}, and last
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -60,10 +60,11 @@ class DrainRequest(_Request):
 
 
 class RollRequest(_Request):
-    """Every process is replaced, one after the other."""
+    """Every process is replaced, one after the other. `settings`: what stands over those that the cluster has."""
 
     command: Literal["roll"] = "roll"
     drain_s: DrainS
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class RoleRequest(_Request):

@@ -55,6 +55,10 @@ class Controller:
         """As they were given, but with the ports that the router has."""
         return self._lives.settings
 
+    def use_settings(self, settings: Settings) -> None:
+        """For processes that are started from now on; sizes and places stay those of the plan."""
+        self._lives.settings = settings
+
     @property
     def router(self) -> Member:
         return self._router

@@ -24,6 +24,7 @@ from pd_ops.cluster.control_messages import (
     StatusRequest,
 )
 from pd_ops.cluster.members import Member, MemberState
+from pd_ops.cluster.other_settings import changed_settings
 from pd_ops.cluster.plan import WORKER_ROLES, ActorPlan, ClusterPlan, Role
 
 Document = dict[str, Any]
@@ -45,6 +46,8 @@ class Fleet(Protocol):
 
     @property
     def workers(self) -> tuple[Member, ...]: ...
+
+    def use_settings(self, settings: Settings) -> None: ...
 
     async def add_worker(self, plan: ActorPlan) -> Member: ...
 
@@ -152,6 +155,16 @@ class Operations:
 
     async def _roll(self, request: RollRequest, caller: Caller) -> Document:
         replaced: list[Document] = []
+        before = self._fleet.settings
+        self._fleet.use_settings(changed_settings(before, request.settings))
+        try:
+            return await self._replace_all(request, caller, replaced)
+        finally:
+            if not replaced:  # no process has served with the new ones
+                self._fleet.use_settings(before)
+
+    async def _replace_all(self, request: RollRequest, caller: Caller, replaced: list[Document]) -> Document:
+        """`replaced`: gets what has been."""
         for worker in [worker for role in WORKER_ROLES for worker in self._pool(role)]:
             if caller.has_left.is_set():
                 return {"replaced": replaced, "interrupted": True}
