@@ -1,8 +1,13 @@
-"""What the page at /ui shows: the router and its workers now, as one JSON document. Totals rise within a worker's
-life; the page makes rates of them."""
+"""What the page at /ui shows: the router and its workers now, as one JSON document, and as they were in the last five
+minutes. Totals rise within a worker's life; the page makes rates of them."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
+import zlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +16,12 @@ from pd_router.link import WorkerLink
 from pd_router.link_state import Role
 from pd_router.registry import Registry
 from pd_router.request_metrics import RequestMetrics
-from pd_router.worker_metrics import expert_tokens
+from pd_router.worker_metrics import busiest_over_mean
 
 Document = dict[str, Any]
+NUM_PAST = 300
+EVERY_S = 1.0
+MAX_PAST_BYTES = 4 * 1024 * 1024  # compressed; with very many workers the past is shorter
 
 
 class LiveView:
@@ -31,21 +39,43 @@ class LiveView:
         links = self._registry.links()
         waiting = self._num_waiting()
         return {
+            "clock_s": time.monotonic(),
             "model": self._model,
             "requests_running": self._num_running() - waiting,
             "requests_waiting": waiting,
             "router_stage_seconds": self._metrics.own_stages.seconds(),
             "drafted_total": self._metrics.num_drafted,
             "accepted_total": self._metrics.num_accepted,
+            "handoffs_total": self._metrics.num_handoffs,
+            "handoff_bytes_total": self._metrics.num_handoff_bytes,
             "workers": [_worker(link) for link in links],
             "expert_max_over_mean": {
-                role.value: [
-                    max(row) * len(row) / sum(row) if any(row) else None
-                    for row in expert_tokens(self._registry.links(role))
-                ]
-                for role in Role
+                role.value: busiest_over_mean(self._registry.links(role)) for role in Role
             },
         }
+
+
+class LivePast:
+    """What somebody would have seen who had looked all the while, so that the page has a past when it is opened."""
+
+    def __init__(self, live: LiveView) -> None:
+        self._live = live
+        self._looks: deque[bytes] = deque(maxlen=NUM_PAST)
+
+    async def keep(self) -> None:
+        """Looks again and again, until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(EVERY_S)
+
+    def look(self) -> None:
+        self._looks.append(zlib.compress(json.dumps(self._live.document()).encode(), 1))
+        while sum(map(len, self._looks)) > MAX_PAST_BYTES:
+            self._looks.popleft()
+
+    def text(self) -> bytes:
+        """A JSON list of documents, the oldest first."""
+        return b"[" + b",".join(map(zlib.decompress, self._looks)) + b"]"
 
 
 def _worker(link: WorkerLink) -> Document:

@@ -21,7 +21,7 @@ from pd_router.body_bounds import BodyBounds
 from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher
 from pd_router.http_access import HttpAccess, caller_of
-from pd_router.live import LiveView
+from pd_router.live import LivePast, LiveView
 from pd_router.metrics import Metrics
 from pd_router.model_info import ModelInfo
 from pd_router.openai_body import ChatBody, CompletionBody, StreamOptions, Strict, parse_body
@@ -58,6 +58,7 @@ class HttpDoor:
             registry, model.served_name, lambda: dispatcher.num_running, lambda: dispatcher.num_waiting,
             metrics,
         )
+        self.past = LivePast(self._live)
         self._routes = FastAPI(title="pd-relay", docs_url=None, redoc_url=None)
         self._add_routes()
         self.app = HttpAccess(self._routes, callers)
@@ -83,6 +84,7 @@ class HttpDoor:
             ("/metrics", self.metrics, answers("text/plain")),
             ("/ui", self.ui, answers("text/html", needs_key=False)),
             ("/ui/data", self.ui_data, answers(JSON)),
+            ("/ui/past", self.ui_past, answers(JSON)),
         )
         for path, endpoint, responses in gets:
             app.add_api_route(path, endpoint, methods=["GET"], response_class=Response, responses=responses)
@@ -153,6 +155,9 @@ class HttpDoor:
 
     async def ui_data(self) -> Response:
         return JSONResponse(self._live.document(), headers={"cache-control": "no-store"})
+
+    async def ui_past(self) -> Response:
+        return Response(self.past.text(), media_type=JSON, headers={"cache-control": "no-store"})
 
     async def metrics(self) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

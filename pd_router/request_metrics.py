@@ -36,6 +36,7 @@ class RequestMetrics:
     """Attributes:
     own_stages: what the router itself does.
     num_drafted, num_accepted: draft tokens, of choices that have ended.
+    num_handoffs, num_handoff_bytes: completed and verified, of choices that have ended.
 
     Args:
         model: the served name, a label of all.
@@ -47,7 +48,7 @@ class RequestMetrics:
         self._collectors = collectors
         self._model = model
         self.own_stages = OwnStages()
-        self.num_drafted = self.num_accepted = 0
+        self.num_drafted = self.num_accepted = self.num_handoffs = self.num_handoff_bytes = 0
         collectors.register(self.own_stages)
         running = self._of_model(Gauge, "vllm:num_requests_running", "Choices on workers.")
         running.set_function(lambda: num_running() - num_waiting())
@@ -127,6 +128,8 @@ class RequestMetrics:
             self._migrations.inc(attempt.num_tokens_before > 0)
 
     def _note_handoff(self, report: HandoffReport) -> None:
+        self.num_handoffs += 1
+        self.num_handoff_bytes += report.num_bytes
         self._handoffs.labels(self._model, report.transport).inc()
         self._handoff_bytes.labels(self._model, report.transport).inc(report.num_bytes)
         self._hidden_bytes.inc(report.num_hidden_bytes)

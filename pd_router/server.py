@@ -104,9 +104,10 @@ class Router:
         )
         host = self._settings.router.host
         self._grpc, grpc_port = await self._open_grpc(host)
+        door = self._http_door()
         try:
             self._http = HttpServer(
-                self._http_door().app, host, self._settings.router.http_port,
+                door.app, host, self._settings.router.http_port,
                 shares_port=self._shares_ports, tls=self._tls,
             )
         except BaseException:
@@ -114,6 +115,7 @@ class Router:
             raise
         self._http.start()
         self._health_task = asyncio.create_task(self._follow_health(), name="health")
+        self._past_task = asyncio.create_task(door.past.keep(), name="past")
         return RouterAddresses(grpc=host_port(host, grpc_port), http=host_port(host, self._http.port))
 
     async def set_workers(self, endpoints: Sequence[WorkerEndpoint]) -> None:
@@ -156,6 +158,7 @@ class Router:
         return is_drained
 
     async def _close(self) -> None:
+        self._past_task.cancel()
         await self._registry.close()
         if self._exporter is not None:
             await self._exporter.close()
@@ -175,7 +178,7 @@ class Router:
             settings=self._settings,
             num_running=lambda: self._dispatcher.num_running,
             num_waiting=lambda: self._dispatcher.num_waiting,
-            own_stages=self._metrics.own_stages,
+            metrics=self._metrics,
         )
         service = PdRelayService(self._dispatcher, self._preparer, status, self._callers, self._tracing.book)
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)

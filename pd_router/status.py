@@ -14,9 +14,11 @@ from pd_engine.contracts import api_pb2 as api
 from pd_engine.contracts import worker_pb2 as pb
 from pd_engine.settings import Settings
 from pd_router.link import WorkerLink
+from pd_router.link_state import Role
 from pd_router.model_info import ModelInfo
-from pd_router.own_stages import OwnStages
 from pd_router.registry import Registry
+from pd_router.request_metrics import RequestMetrics
+from pd_router.worker_metrics import busiest_over_mean
 
 DISTRIBUTION = "pd-relay"
 SERVER_TYPE = "pd-relay-router"
@@ -25,9 +27,9 @@ SERVER_TYPE = "pd-relay-router"
 class Status:
     def __init__(
         self, model: ModelInfo, registry: Registry, *, settings: Settings, num_running: Callable[[], int],
-        num_waiting: Callable[[], int], own_stages: OwnStages,
+        num_waiting: Callable[[], int], metrics: RequestMetrics,
     ) -> None:
-        self._own_stages = own_stages
+        self._metrics = metrics
         self._model = model
         self._registry = registry
         self._cluster = settings.cluster.name
@@ -87,13 +89,24 @@ class Status:
                     itl_ms=link.loads.itl_ms,
                     stages=[api.StageSeconds(stage=one.stage, seconds=one.seconds) for one in link.loads.stages],
                     watched_seconds=link.loads.watched_seconds,
+                    fetched_bytes_total=link.loads.fetched_bytes_total,
+                    num_quarantined_blocks=link.loads.num_quarantined_blocks,
                 )
                 for link in self._registry.links()
                 if link.loads is not None
             ],
             num_requests_waiting=self._num_waiting(),
             router_stages=[
-                api.StageSeconds(stage=stage, seconds=seconds) for stage, seconds in self._own_stages.seconds().items()
+                api.StageSeconds(stage=stage, seconds=seconds)
+                for stage, seconds in self._metrics.own_stages.seconds().items()
+            ],
+            num_drafted_total=self._metrics.num_drafted,
+            num_accepted_total=self._metrics.num_accepted,
+            num_handoffs_total=self._metrics.num_handoffs,
+            handoff_bytes_total=self._metrics.num_handoff_bytes,
+            experts=[
+                api.ExpertSkew(role=role.value, max_over_mean=[one or 0.0 for one in skews])
+                for role in Role if (skews := busiest_over_mean(self._registry.links(role)))
             ],
         )
 

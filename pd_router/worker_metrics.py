@@ -100,6 +100,11 @@ def expert_tokens(links: Sequence[WorkerLink]) -> list[list[int]]:
     return total
 
 
+def busiest_over_mean(links: Sequence[WorkerLink]) -> list[float | None]:
+    """By layer with experts, of all these workers together: tokens of the busiest over the mean; None: none yet."""
+    return [max(row) * len(row) / sum(row) if any(row) else None for row in expert_tokens(links)]
+
+
 class WorkerMetrics(Collector):
     """Args:
     model: the served name.

@@ -35,6 +35,11 @@ class Output:
         self._stdout = stdout
         self.as_json = as_json
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether results go to a screen, which can be cleared."""
+        return self._stdout.isatty()
+
     def document(self, document: Document) -> None:
         """One JSON document, or one event of a stream: a line of its own."""
         if self.as_json:

@@ -434,14 +434,32 @@ class GetLoadsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadsResponse(_message.Message):
-    __slots__ = ("loads", "num_requests_waiting", "router_stages")
+    __slots__ = ("loads", "num_requests_waiting", "router_stages", "num_drafted_total", "num_accepted_total", "num_handoffs_total", "handoff_bytes_total", "experts")
     LOADS_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     ROUTER_STAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_HANDOFFS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
     loads: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
     num_requests_waiting: int
     router_stages: _containers.RepeatedCompositeFieldContainer[StageSeconds]
-    def __init__(self, loads: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., num_requests_waiting: _Optional[int] = ..., router_stages: _Optional[_Iterable[_Union[StageSeconds, _Mapping]]] = ...) -> None: ...
+    num_drafted_total: int
+    num_accepted_total: int
+    num_handoffs_total: int
+    handoff_bytes_total: int
+    experts: _containers.RepeatedCompositeFieldContainer[ExpertSkew]
+    def __init__(self, loads: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., num_requests_waiting: _Optional[int] = ..., router_stages: _Optional[_Iterable[_Union[StageSeconds, _Mapping]]] = ..., num_drafted_total: _Optional[int] = ..., num_accepted_total: _Optional[int] = ..., num_handoffs_total: _Optional[int] = ..., handoff_bytes_total: _Optional[int] = ..., experts: _Optional[_Iterable[_Union[ExpertSkew, _Mapping]]] = ...) -> None: ...
+
+class ExpertSkew(_message.Message):
+    __slots__ = ("role", "max_over_mean")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_OVER_MEAN_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    max_over_mean: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, role: _Optional[str] = ..., max_over_mean: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StageSeconds(_message.Message):
     __slots__ = ("stage", "seconds")
@@ -452,7 +470,7 @@ class StageSeconds(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("worker_id", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "role", "prefill_tokens_per_s", "itl_ms", "stages", "watched_seconds")
+    __slots__ = ("worker_id", "num_running", "num_waiting", "num_blocks_free", "num_blocks_total", "queued_prefill_tokens", "num_leases", "num_pins", "role", "prefill_tokens_per_s", "itl_ms", "stages", "watched_seconds", "fetched_bytes_total", "num_quarantined_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -466,6 +484,8 @@ class WorkerLoad(_message.Message):
     ITL_MS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     WATCHED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     num_running: int
     num_waiting: int
@@ -479,7 +499,9 @@ class WorkerLoad(_message.Message):
     itl_ms: float
     stages: _containers.RepeatedCompositeFieldContainer[StageSeconds]
     watched_seconds: float
-    def __init__(self, worker_id: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., role: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageSeconds, _Mapping]]] = ..., watched_seconds: _Optional[float] = ...) -> None: ...
+    fetched_bytes_total: int
+    num_quarantined_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pins: _Optional[int] = ..., role: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageSeconds, _Mapping]]] = ..., watched_seconds: _Optional[float] = ..., fetched_bytes_total: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ...) -> None: ...
 
 class GetTracesRequest(_message.Message):
     __slots__ = ("request_id", "num_slowest")

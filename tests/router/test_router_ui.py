@@ -5,10 +5,18 @@ No browser runs it here: what is checked is the page's text and its data.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from pd_engine.contracts import worker_pb2 as pb
+from pd_router import live
+from pd_router.live import NUM_PAST, LivePast
 from pd_router.openai import UI_PAGE
 from support.router_lab import eventually, router_lab, settings
 
@@ -28,6 +36,7 @@ async def test_the_page_and_its_data() -> None:
         assert page.text == PAGE
         assert "default-src 'none'" in page.headers["content-security-policy"]
         data = (await lab.http.get("/ui/data")).json()
+        past = (await lab.http.get("/ui/past")).json()
     assert (data["model"], data["requests_running"], data["requests_waiting"]) == ("demo", 0, 0)
     assert [worker["id"] for worker in data["workers"]] == ["prefill-0", "decode-0", "decode-1"]
     worker = data["workers"][1]
@@ -35,7 +44,11 @@ async def test_the_page_and_its_data() -> None:
     assert worker["stage_seconds"] == {"experts": 0.5}
     assert data["router_stage_seconds"] == {"tokenize": 0, "streaming": 0}
     assert data["expert_max_over_mean"] == {"prefill": [], "decode": [1.5, None]}
-    read = set(re.findall(r"\bw\.([a-z_]+)", PAGE)) | set(re.findall(r"\blive\.([a-z_]+)", PAGE))
+    assert past[0].keys() == data.keys(), "from the router's beginning on"
+    assert past[0]["clock_s"] < data["clock_s"]
+    assert (data["handoffs_total"], data["handoff_bytes_total"]) == (0, 0)
+    read = set(re.findall(r'\bgrown\(live, "([a-z_]+)"', PAGE))
+    read |= set(re.findall(r"\bw\.([a-z_]+)", PAGE)) | set(re.findall(r"\blive\.([a-z_]+)", PAGE))
     listed = re.search(r"const COUNTS = \[([^\]]*)\]", PAGE)
     assert listed is not None
     read |= set(re.findall(r"[a-z_]+", listed[1])) | set(re.findall(r'\bsum\("([a-z_]+)"\)', PAGE))
@@ -58,3 +71,18 @@ async def test_with_keys_the_page_is_open_and_its_data_are_not(tmp_path: Path) -
     async with router_lab(settings(router={"api_keys": str(keys)})) as lab:
         assert (await lab.http.get("/ui")).status_code == 200
         assert (await lab.http.get("/ui/data")).status_code == 401
+        assert (await lab.http.get("/ui/past")).status_code == 401
+
+
+def test_the_past_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = iter(range(10**6))
+    view: Any = SimpleNamespace(document=lambda: {"number": next(documents), "noise": os.urandom(1000).hex()})
+    past = LivePast(view)
+    assert past.text() == b"[]"
+    for _ in range(NUM_PAST + 5):
+        past.look()
+    numbers = [one["number"] for one in json.loads(past.text())]
+    assert numbers == list(range(5, NUM_PAST + 5))
+    monkeypatch.setattr(live, "MAX_PAST_BYTES", 10_000)
+    past.look()
+    assert 1 <= len(json.loads(past.text())) < 10

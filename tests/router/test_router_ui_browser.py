@@ -55,8 +55,12 @@ async def test_the_page_is_drawn(tmp_path: Path) -> None:
     assert {len(row) for row in rows} == {dom[: dom.index("</thead>")].count("<th") - 1}, "a cell for each heading"
     assert rows[3][1:3] == ["ready", "75 % of 4"]
     assert rows[2][1] == "2 of 2"
-    assert "experts 50 %" in dom
+    stages = dom[dom.index('<div id="stages">') : dom.index("<h2>Busiest")]
+    assert re.findall(r"<span>([^<]*)</span>", stages) == ["router", "decode pool", "decode-0"]
+    assert stages.count(">experts 50 %<") == 2
+    assert '<b id="handoffs">0.0</b>' in dom
     assert re.search(r'<p id="experts">decode: 1.50</p>', dom)
+    assert len(re.findall(r'<svg viewBox="0 0 300 40"[^>]*><polyline', dom)) >= 5, "pools and workers have a history"
     [history] = re.findall(r'<svg id="line"[^>]*><polyline points="([^"]*)"', dom)
     assert len(history.split()) > 2, "it has looked more than once"
 

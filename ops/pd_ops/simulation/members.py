@@ -175,7 +175,7 @@ class SimulatedRouter:
         preparer = Preparer(model.tokenizer, model.defaults, lambda: model.limits(self.registry))
         status = Status(
             model, self.registry, settings=SETTINGS, num_running=lambda: self.dispatcher.num_running,
-            num_waiting=lambda: self.dispatcher.num_waiting, own_stages=self.metrics.own_stages,
+            num_waiting=lambda: self.dispatcher.num_waiting, metrics=self.metrics,
         )
         service = PdRelayService(self.dispatcher, preparer, status, Callers([]), TraceBook(0))
         api_pb2_grpc.add_PdRelayServicer_to_server(service, server)
