@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from pd_engine.contracts import api_pb2, api_pb2_grpc
+from pd_engine.errors import PdRelayError
 from pd_engine.service.client import connect
 from pd_engine.service.server import Health, add_reflection, bind, build_server, host_port
 from pd_engine.settings import Settings
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_DRAIN_S = 1.0
 GRPC_GRACE_S = 1.0
+FIRST_WORKERS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,12 @@ class Router:
         self._callers = Callers.load(settings.router.api_keys)
         self._started = False
 
-    async def start(self) -> RouterAddresses:
+    async def start(self, workers: Sequence[WorkerEndpoint] = ()) -> RouterAddresses:
         """Opens the doors; health is NOT_SERVING until both pools have a ready worker.
+
+        Args:
+            workers: that there are already. Nobody gets in before they are known, and answer or have had a second for
+                it: who comes to a router that takes the place of another one is not told that there are none.
 
         Raises:
             InvalidArgument: an address cannot be bound.
@@ -102,6 +108,21 @@ class Router:
         self._preparer = Preparer(
             self._model.tokenizer, self._model.defaults, lambda: self._model.limits(self._registry)
         )
+        self._first_workers = asyncio.create_task(self._take(workers), name="first workers")
+        await asyncio.wait({self._first_workers}, timeout=FIRST_WORKERS_S)
+        try:
+            return await self._open_doors()
+        except BaseException:
+            await self._registry.close()
+            raise
+
+    async def _take(self, workers: Sequence[WorkerEndpoint]) -> None:
+        try:
+            await self._registry.set_workers(workers)
+        except PdRelayError as error:  # whoever tells them again is told, too
+            log.warning("%s", error.message)
+
+    async def _open_doors(self) -> RouterAddresses:
         host = self._settings.router.host
         self._grpc, grpc_port = await self._open_grpc(host)
         door = self._http_door()

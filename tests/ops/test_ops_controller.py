@@ -30,12 +30,14 @@ class PretendedHost:
         lives: by id, one after the other.
         unstartable: by id, how many starts are still to fail.
         told: what each router was last told: (worker id, life, is expected).
+        told_at_start: the workers that it had when it opened its doors.
     """
 
     def __init__(self) -> None:
         self.lives: dict[str, list[PretendedActor]] = {}
         self.unstartable: dict[str, int] = {}
         self.told: dict[PretendedActor, list[tuple[str, str, bool]]] = {}
+        self.told_at_start: dict[PretendedActor, list[str]] = {}
         self.refused = False
 
     def place(self, plan: ActorPlan, settings: Settings, *, life: int, **others: Any) -> PretendedActor:
@@ -63,6 +65,8 @@ class PretendedActor:
             raise Unavailable(f"{self.plan.actor_id} died")
         match method:
             case "start":
+                if self.plan.role is Role.ROUTER:
+                    self._host.told_at_start[self] = [place.worker_id for place in args[0]]
                 return self._start()
             case "set_workers":
                 places: list[WorkerPlace] = args[0]
@@ -208,6 +212,7 @@ async def test_a_router_is_replaced_by_one_that_serves_first(controller: Control
     after = host.lives["router"][1]
     assert (before.stopped_by, before.end.is_set()) == ("hand_over", False)
     assert after.settings.router.grpc_port == 5001
+    assert host.told_at_start[after] == ["prefill-0", "decode-0", "decode-1"]
     assert controller.router.state is MemberState.SERVING
     host.lives["decode-0"][0].end.set()  # meanwhile: both must know of its next life
     while (await next_event(controller)).kind is not EventKind.RESTARTED:

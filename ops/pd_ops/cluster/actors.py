@@ -26,6 +26,7 @@ from pd_ops.cluster.state_file import log_directory
 
 if TYPE_CHECKING:
     from decode_worker.worker import DecodeWorker
+    from pd_router.link_state import WorkerEndpoint
     from pd_router.server import Router
     from prefill_worker.worker import PrefillWorker
 
@@ -199,16 +200,16 @@ class RouterActor:
         self._router: Router | None = None
         self._started: RouterStarted | None = None
 
-    async def start(self) -> RouterStarted | Failure:
-        """Opens its doors; it has no workers yet."""
-        return await _answer(self._start())
+    async def start(self, places: list[WorkerPlace]) -> RouterStarted | Failure:
+        """Opens its doors, when it has these workers."""
+        return await _answer(self._start(places))
 
-    async def _start(self) -> RouterStarted:
+    async def _start(self, places: list[WorkerPlace]) -> RouterStarted:
         from pd_router.garbage import spare_what_stays
         from pd_router.server import Router
 
         self._router = Router(self._settings, secret=self._secret, shares_ports=True)
-        addresses = await self._router.start()
+        addresses = await self._router.start(_endpoints(places))
         spare_what_stays()
         self._started = RouterStarted(pid=os.getpid(), grpc_address=addresses.grpc, http_address=addresses.http)
         return self._started
@@ -222,12 +223,8 @@ class RouterActor:
         return await _answer(self._set_workers(places))
 
     async def _set_workers(self, places: list[WorkerPlace]) -> None:
-        from pd_router.server import WorkerEndpoint
-
         assert self._router is not None, "not started"
-        await self._router.set_workers(
-            [WorkerEndpoint(p.worker_id, p.role, p.address, is_expected=p.is_expected) for p in places]
-        )
+        await self._router.set_workers(_endpoints(places))
 
     async def stop(self, drain_s: float) -> Failure | None:
         return await _answer(self._stop(drain_s))
@@ -254,6 +251,12 @@ class RouterActor:
     async def wait_for_death(self) -> None:
         """Never answers: the call fails when this process ends."""
         await asyncio.Event().wait()
+
+
+def _endpoints(places: list[WorkerPlace]) -> list[WorkerEndpoint]:
+    from pd_router.link_state import WorkerEndpoint
+
+    return [WorkerEndpoint(one.worker_id, one.role, one.address, is_expected=one.is_expected) for one in places]
 
 
 def _begin_process(settings: Settings, actor_id: str, life: int) -> None:

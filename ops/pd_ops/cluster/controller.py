@@ -242,9 +242,11 @@ class Controller:
         )
 
     async def _begin(self, member: Member) -> None:
-        await self._lives.begin(member)
-        if member.role is Role.ROUTER:
-            await self._news.tell_one(member)
+        if member.role is not Role.ROUTER:
+            await self._lives.begin(member)
+            return
+        await self._lives.begin(member, self._news.places())
+        await self._news.tell_one(member)  # what has changed meanwhile
 
     async def _note_failed_start(self, member: Member, error: PdRelayError) -> None:
         if member.state is MemberState.SERVING:  # and a worker does not fit the others: the router says so, and waits

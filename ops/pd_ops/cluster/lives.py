@@ -9,17 +9,17 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pd_engine.errors import DeadlineExceeded, PdRelayError
 from pd_engine.service.secret import new_secret
 from pd_engine.settings import Settings
-from pd_ops.cluster.actors import RouterStarted, ServingAlready, WorkerStarted, actor_log_path
+from pd_ops.cluster.actors import RouterStarted, ServingAlready, WorkerPlace, WorkerStarted, actor_log_path
 from pd_ops.cluster.members import Member, MemberState
 from pd_ops.cluster.placed_actor import PlacedActor, place_actor
-from pd_ops.cluster.plan import ActorPlan
+from pd_ops.cluster.plan import ActorPlan, Role
 from pd_ops.cluster.restarts import RestartPacer, RestartPolicy
 
 STOP_MARGIN_S = 3.0
@@ -48,8 +48,11 @@ class Lives:
     def new_member(self, plan: ActorPlan) -> Member:
         return Member(plan=plan, pacer=RestartPacer(self._policy))
 
-    async def begin(self, member: Member) -> None:
-        """Starts its process, and returns when that serves. A router has no workers yet.
+    async def begin(self, member: Member, places: Sequence[WorkerPlace] = ()) -> None:
+        """Starts its process, and returns when that serves.
+
+        Args:
+            places: of the workers that a router has when it opens its doors.
 
         Raises:
             PdRelayError: that it answered with; its process may still be there.
@@ -59,7 +62,8 @@ class Lives:
             member.plan, self.settings, life=self._numbers[member.actor_id], host=self._host, secret=self._secret,
             counts_cpus=self._counts_cpus,
         )
-        self._note_serving(member, await member.actor.call("start"))
+        arguments = [list(places)] if member.role is Role.ROUTER else []
+        self._note_serving(member, await member.actor.call("start", *arguments))
 
     def adopt(self, member: Member, actor: PlacedActor, life: int, found: ServingAlready) -> None:
         """Takes a process over that serves already, and the cluster's secret with it."""

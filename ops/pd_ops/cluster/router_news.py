@@ -48,11 +48,15 @@ class RouterNews:
     async def tell_one(self, router: Member) -> None:
         """Raises: as `tell`."""
         assert router.actor is not None, router
-        await router.actor.call("set_workers", [
+        await router.actor.call("set_workers", self.places())
+
+    def places(self) -> list[WorkerPlace]:
+        """Of all workers that serve, or have served."""
+        return [
             WorkerPlace(
                 worker_id=worker.actor_id, role=worker.role.value, address=worker.started.address,
                 is_expected=worker.is_expected,
             )
             for worker in self._processes.workers
             if isinstance(worker.started, WorkerStarted)
-        ])
+        ]
