@@ -17,10 +17,10 @@ def test_seeds_are_played_and_counted() -> None:
 
 
 def test_one_seed_tells_its_story() -> None:
-    finished = run_command("simulate", "faults", "--seed", "19", "--story")
+    finished = run_command("simulate", "faults", "--seed", "18", "--story")
     assert finished.code == 0, finished.stderr
-    assert "prefill-0 is killed for" in finished.stdout
-    assert "prefill-0#2  starts" in finished.stdout
+    assert "prefill-1 is killed for" in finished.stdout
+    assert "prefill-1#2  starts" in finished.stdout
     assert finished.stdout.splitlines()[-1].endswith("0 failed")
 
 

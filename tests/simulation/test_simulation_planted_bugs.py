@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pd_ops.simulation.run import play_all
+from pd_ops.simulation.run import SIMULATION_BROKE, play_all
 from support import planted_simulation_bugs as bugs
 
 
@@ -14,6 +14,7 @@ def seeds_until_found(plant: bugs.Plant, patch: pytest.MonkeyPatch, most: int) -
     last = play_all(range(most), lambda played: played.violation is None)[-1]
     assert last.violation is not None, f"{plant.__name__} was not found in {most} seeds"
     assert f"VIOLATION: {last.violation}" in last.story
+    assert not last.violation.startswith(SIMULATION_BROKE), last.story
     return last.violation
 
 

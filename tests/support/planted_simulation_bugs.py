@@ -21,6 +21,7 @@ from pd_engine.service.endpoint import Endpoint
 from pd_engine.service.tombstones import Tombstones
 from pd_router.attempt import Attempt
 from pd_router.releases import ReleaseQueue
+from pd_router.request import Submission
 from pd_router.stream import TokenStream
 from prefill_worker.core import PrefillCore
 
@@ -78,6 +79,12 @@ def commit_before_verified(patch: pytest.MonkeyPatch) -> None:
 
 def checksum_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kv_transfer.pull, "verify", lambda fetch, *_: np.ones(len(fetch.batch), dtype=np.bool_))
+
+
+def choices_resumed_alike(patch: pytest.MonkeyPatch) -> None:
+    """Every choice goes on after the tokens of the first one."""
+    right = Submission.replayed
+    patch.setattr(Submission, "replayed", lambda self, choice: right(self, 0))
 
 
 def index_not_deduplicated(patch: pytest.MonkeyPatch) -> None:
@@ -161,4 +168,4 @@ FOUND_SOON: tuple[Plant, ...] = (
     freed_while_computing, takeover_of_unverified_blocks, checksum_ignored, kept_block_given_twice,
     lease_not_renewed, epoch_not_renewed, copy_back_forgotten, lost_abort, deserted_choice_kept,
 )
-FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored, no_quarantine)
+FOUND_LATER: tuple[Plant, ...] = (attempt_check_skipped, tombstone_ignored, no_quarantine, choices_resumed_alike)

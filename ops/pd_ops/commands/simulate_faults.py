@@ -26,8 +26,9 @@ def command(
     story: Annotated[bool, typer.Option("--story", help="With --seed: print what happens in it, in order.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Play router, workers and handoffs in one process on a virtual clock, with crashes, stops, cuts, delays, lost and
-    doubled calls and bad fetches. Exit status 1 if a request fails, differs or leaks; its seed plays again exactly."""
+    """Play router, workers and handoffs in one process on a virtual clock, with crashes, drains, stops, cuts, delays,
+    lost and doubled calls and bad fetches. Exit status 1 if a request fails, differs or leaks; its seed plays again
+    exactly."""
     output = options.start(context, as_json)
     if story and seed is None:
         raise InvalidArgument("--story is for one seed: give --seed N as well")

@@ -10,7 +10,7 @@ from contextvars import Context
 from typing import Any
 
 from pd_ops.simulation.around import SimulatedSurroundings
-from pd_ops.simulation.faults import FaultName, Trouble
+from pd_ops.simulation.faults import DRAIN_S, FaultName, Trouble
 from pd_ops.simulation.loop import VirtualLoop
 from pd_ops.simulation.members import SimulatedRouter, SimulatedWorker, address_of
 from pd_ops.simulation.network import Network
@@ -103,14 +103,16 @@ class SimulatedCluster:
     async def strike(self, trouble: Trouble) -> None:
         """Returns when it is over. One at a time kills or stops a process."""
         process = self.processes[trouble.target][-1]
-        if not process.is_running:
-            return
+        if not process.is_running or (trouble.name is FaultName.DRAIN and process not in self.members):
+            return  # or it has not started yet
         self.num_troubles += 1
         self.num_troubles_now += 1
         self._tell(None, str(trouble))
         match trouble.name:
             case FaultName.CRASH:
                 await self._crash(process, trouble.seconds)
+            case FaultName.DRAIN:
+                await self._drain(process, trouble.seconds)
             case FaultName.STOP:
                 await self._stop(process, trouble.seconds)
             case FaultName.CUT:
@@ -182,6 +184,14 @@ class SimulatedCluster:
             await self._start_worker(process.name)
         else:
             await self._start_router(process.name)
+
+    async def _drain(self, process: Process, seconds: float) -> None:
+        """As a worker ends that is told to, unless it is killed meanwhile."""
+        ending = self._loop.create_task(self.members[process].end(DRAIN_S), context=process.context())
+        await asyncio.wait([ending, self._deaths[process]], return_when=asyncio.FIRST_COMPLETED)
+        if process.is_alive:
+            ending.result()
+            await self._crash(process, seconds)
 
     def _look_whom_it_leaves(self, router: SimulatedRouter) -> None:
         """A worker that can know that a router is gone does nothing more for it soon."""

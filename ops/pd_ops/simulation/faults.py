@@ -9,6 +9,7 @@ from enum import Enum
 
 FIRST_S, LAST_S = 0.2, 4.0
 LOST_ROUTER_S = 1.2, 3.0
+DRAIN_S = 5.0
 MAX_FAULTS = 6
 ROUTER_SHARE = 0.3  # of the processes that are killed or stopped, where there is a router to spare
 
@@ -21,6 +22,7 @@ class FaultName(Enum):
     LOST_REPLIES = "loses replies"
     DUPLICATES = "hears calls twice"
     BAD_FETCHES = "has bad fetches"
+    DRAIN = "is told to end, and is gone"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,10 @@ class Trouble:
     target: str
     seconds: float
     other: str = ""
+
+    @property
+    def end_s(self) -> float:
+        return self.at_s + self.seconds + (DRAIN_S if self.name is FaultName.DRAIN else 0.0)
 
     def __str__(self) -> str:
         where = f" from {self.other or 'all'}" if self.name is FaultName.CUT else ""
@@ -100,5 +106,13 @@ def lost_router(chance: random.Random, router: str) -> Trouble:
     """It is killed amid choices of its own."""
     return Trouble(
         at_s=chance.uniform(*LOST_ROUTER_S), name=FaultName.CRASH, target=router,
+        seconds=chance.uniform(*_KINDS[FaultName.CRASH].seconds),
+    )
+
+
+def drained_worker(chance: random.Random, workers: Sequence[str]) -> Trouble:
+    """It is told to end, as in a rolling restart: what it has begun may end there, within `DRAIN_S`."""
+    return Trouble(
+        at_s=chance.uniform(FIRST_S, LAST_S), name=FaultName.DRAIN, target=chance.choice(workers),
         seconds=chance.uniform(*_KINDS[FaultName.CRASH].seconds),
     )

@@ -165,7 +165,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        process, now_s = PROCESS.get(), self.now_s
+        when_s = now_s + delay if process is None else process.world_s(process.local_s(now_s) + delay)
+        return self.call_at_world(when_s, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None

@@ -61,6 +61,7 @@ class SimulatedWorker:
         self.role = role
         self.process = around.process
         self.around = around
+        self._num_pins = 0  # when the books were checked last
         kind = DecodeWorker if role == "decode" else PrefillWorker
         self.worker: DecodeWorker | PrefillWorker = kind(
             SETTINGS, worker_id=self.process.name, host=self.process.name, secret=SECRET, port=PORT, surroundings=around
@@ -69,19 +70,24 @@ class SimulatedWorker:
     async def start(self) -> None:
         await self.worker.start()
 
+    async def end(self, drain_s: float) -> None:
+        """As a worker process that is told to."""
+        await self.worker.drain(drain_s)
+        await self.worker.stop()
+
     def check_books(self) -> None:
         """Raises AssertionError."""
         engine, source = self.around.engine, self.worker._source
         if engine is None:
             return
-        pool = engine.pool
+        pool, handoffs = engine.pool, {} if source is None else source._book._live
         if pool.has_changed:
             pool.check_integrity()
-            pool.has_changed = False
-        if source is not None and source.num_pins:
-            for key in source._book.live_keys():
-                handoff = source._book.get(key)
-                assert handoff is not None and all(map(pool.is_held, handoff.block_ids)), f"{key}: blocks are let go of"
+        elif len(handoffs) == self._num_pins:
+            return  # what is pinned is held as it was
+        for handoff in handoffs.values():
+            assert all(map(pool.is_held, handoff.block_ids)), f"{handoff.key}: blocks are let go of"
+        pool.has_changed, self._num_pins = False, len(handoffs)
 
     def holds(self, journey_id: str) -> list[str]:
         """Owners of blocks here that are of a journey."""

@@ -4,7 +4,7 @@ killed."""
 from __future__ import annotations
 
 import math
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ class Process:
     is_stopped: bool = False
     went_on_s: float = -math.inf
     backlog: list[Event] = field(default_factory=list)
+    _context: Context | None = None
 
     @property
     def is_running(self) -> bool:
@@ -47,10 +48,11 @@ class Process:
         return (local_s - self.clock_offset_s) / self.clock_rate
 
     def context(self) -> Context:
-        """For what is to run as a part of it."""
-        context = copy_context()
-        context.run(PROCESS.set, self)
-        return context
+        """For what is to run as a part of it; nothing of who asks for it is in there."""
+        if self._context is None:
+            self._context = Context()
+            self._context.run(PROCESS.set, self)
+        return self._context.copy()
 
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)

@@ -5,16 +5,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 from pd_ops.simulation.process import PROCESS
 from pd_ops.simulation.world import Violation, World
 
 LOGGERS = ("pd_router", "prefill_worker", "decode_worker", "kv_transfer", "pd_engine")
-SEEDS_A_COLLECTION = 20
+SEEDS_A_COLLECTION = 50
+LONGEST_S = 30.0  # of computing, for one seed: a hundred times what one takes
 AFTER_STOP_S = 0.1
+SIMULATION_BROKE = "the simulation itself broke"
+
+
+class TooLong(KeyboardInterrupt):
+    """A seed does not end. As Ctrl-C does, it goes through whatever catches exceptions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,20 +70,18 @@ class _StoryLog(logging.Handler):
             self._world.tell(process, text)
 
 
-def play(seed: int, *, with_story: bool = False) -> Played:
-    """Plays one seed. The same seed is played alike, event by event."""
+def play(seed: int, *, with_story: bool = False, longest_s: float = LONGEST_S) -> Played:
+    """Plays one seed. The same seed is played alike, event by event. One that breaks the simulation itself, or does not
+    end, has failed like any other."""
     began_s = time.monotonic()
     world = World(seed)
-    violation: str | None = None
     with _logged_into(world), _without_collections():
-        try:
-            world.loop.run_until_complete(world.play())
-        except Violation as error:
-            violation = str(error)
+        violation = _how_it_ends(world, longest_s)
         digest, virtual_s, num_events = world.story.digest(), world.loop.now_s, world.loop.num_events
         story = world.story.tell() if with_story or violation is not None else ""
         world.is_over = True
-        world.loop.run_until_complete(world.end())
+        with contextlib.suppress(TooLong), _time_limit(longest_s):
+            world.loop.run_until_complete(world.end())
     return Played(
         seed=seed, violation=violation, num_requests=len(world.wishes), num_troubles=len(world.troubles),
         num_events=num_events, virtual_s=virtual_s, seconds=time.monotonic() - began_s, digest=digest, story=story,
@@ -91,6 +98,40 @@ def play_all(seeds: range, goes_on: Callable[[Played], bool] = lambda played: Tr
         if count % SEEDS_A_COLLECTION == 0:
             gc.collect()
     return results
+
+
+def _how_it_ends(world: World, longest_s: float) -> str | None:
+    """What was violated; None: nothing."""
+    try:
+        with _time_limit(longest_s):
+            world.loop.run_until_complete(world.play())
+        return None
+    except Violation as error:
+        return str(error)
+    except TooLong as error:
+        violation = f"it has not ended after {longest_s:g} s of computing"
+        where = traceback.format_exception(error)
+    except Exception as error:  # noqa: BLE001 - of the simulation itself: it is told with the seed
+        violation = f"{SIMULATION_BROKE}: {type(error).__name__}: {error}"
+        where = traceback.format_exception(error)
+    world.complain(violation)
+    world.tell(None, "".join(where))
+    return violation
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Of computing by this process, whatever else its machine does. Raises TooLong."""
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @contextlib.contextmanager

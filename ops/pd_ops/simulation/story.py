@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
+MAX_TOLD = 5_000  # lines, the last ones: a story that does not end has many
+
 
 class Line(NamedTuple):
     """`who`: a process with its life, or "world". `is_routine`: left out when the story is told."""
@@ -28,9 +30,9 @@ class Story:
 
     def tell(self) -> str:
         """Seconds, who, what."""
-        return "\n".join(
-            f"{line.at_s:9.4f}  {line.who:<12} {line.text}" for line in self.lines if not line.is_routine
-        )
+        lines = [line for line in self.lines if not line.is_routine]
+        told = [f"{line.at_s:9.4f}  {line.who:<12} {line.text}" for line in lines[-MAX_TOLD:]]
+        return "\n".join([f"{len(lines) - MAX_TOLD} lines before", *told] if len(lines) > MAX_TOLD else told)
 
     def digest(self) -> str:
         """Of every line, the routine ones too: two runs of one seed have the same."""

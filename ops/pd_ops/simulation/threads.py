@@ -60,6 +60,7 @@ class LoopCompute(Generic[CoreT]):
         self._core: CoreT | None = None
         self._is_idle = True
         self._has_ended = False
+        self._stopping: asyncio.Future[None] | None = None
 
     async def start(self) -> CoreT:
         self._core = self._build(self)
@@ -75,7 +76,11 @@ class LoopCompute(Generic[CoreT]):
         asyncio.get_running_loop().call_soon(callback, *args)
 
     async def stop(self) -> None:
-        self._has_ended = True
+        if self._is_idle or self._has_ended:
+            self._has_ended = True
+        elif self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_future()
+            await self._stopping
 
     def _begin(self) -> None:
         if self._has_ended:
@@ -85,6 +90,10 @@ class LoopCompute(Generic[CoreT]):
                 self._inbox.popleft()()
         except Exception as error:  # noqa: BLE001 - the thread's boundary
             self._crash(error)
+            return
+        if self._stopping is not None:
+            self._has_ended = True
+            self._stopping.set_result(None)
             return
         asyncio.get_running_loop().call_later(self._pace.step_s(), self._end)
 
@@ -97,7 +106,7 @@ class LoopCompute(Generic[CoreT]):
         except Exception as error:  # noqa: BLE001 - the thread's boundary
             self._crash(error)
             return
-        if is_busy or self._inbox:
+        if is_busy or self._inbox or self._stopping is not None:
             self._begin()
         else:
             self._is_idle = True

@@ -8,7 +8,7 @@ import random
 
 from pd_ops.simulation.client import Client, Wish, plan_wishes
 from pd_ops.simulation.cluster import NUM_BLOCKS, SimulatedCluster
-from pd_ops.simulation.faults import Trouble, bad_fetches, lost_router, plan_faults
+from pd_ops.simulation.faults import Trouble, bad_fetches, drained_worker, lost_router, plan_faults
 from pd_ops.simulation.loop import VirtualLoop
 from pd_ops.simulation.members import SETTINGS, address_of
 from pd_ops.simulation.process import Process
@@ -23,6 +23,8 @@ LONG_STEPS_SHARE = 0.3  # of all worlds: few workers and long requests, most of 
 QUIET_SHARE = 0.4  # of these: nothing goes wrong, so that nothing may fail
 LOSS_SHARE = 0.3   # of these: nothing but the loss of a router, whose choices would go on for long
 BAD_FETCHES_SHARE = 0.2  # of all other worlds: beside whatever else goes wrong, with room to be placed again at once
+DRAIN_SHARE = 0.15  # of all worlds but those of long steps: a worker is told to end
+TWO_CHOICES_SHARE = 0.15  # of all requests
 LONG_FACTOR = 2.0  # of what is waited for in such a world
 LOOK_S = 0.25
 MAX_SLOTS = (NUM_BLOCKS["decode"] - 2) * SETTINGS.engine.block_size  # of one request
@@ -68,9 +70,13 @@ class World:
             )
         if fetches_badly:
             self.troubles += bad_fetches([name for name in self.cluster.worker_names if name.startswith("decode")])
+        drains = self._chance("drains")
+        if not self._has_long_steps and drains.random() < DRAIN_SHARE:
+            self.troubles.append(drained_worker(drains, self.cluster.worker_names))
+        choices = self._chance("choices")
         self.wishes = plan_wishes(
             self._chance("clients"), num_routers=len(self.cluster.router_names), max_slots=MAX_SLOTS,
-            is_busy=self._has_long_steps,
+            is_busy=self._has_long_steps, draw_choices=lambda: 2 if choices.random() < TWO_CHOICES_SHARE else 1,
         )
         self.clients: list[Client] = []
 
@@ -92,8 +98,7 @@ class World:
         begun_s = self.loop.now_s
         asks = [self._ask(wish, begun_s) for wish in self.wishes]
         strikes = [self.loop.create_task(self._strike(trouble, begun_s)) for trouble in self.troubles]
-        ends_s = [trouble.at_s + trouble.seconds for trouble in self.troubles]
-        last_s = begun_s + max([self.wishes[-1].at_s, *ends_s])
+        last_s = begun_s + max([self.wishes[-1].at_s, *(trouble.end_s for trouble in self.troubles)])
         recovery_s = RECOVERY_S * (LONG_FACTOR if self._has_long_steps else 1.0)
         await asyncio.wait(asks, timeout=last_s + recovery_s - self.loop.now_s)
         for client in self.clients:
