@@ -63,9 +63,12 @@ $(VENV)/.ops: $(VENV)/.created $(NATIVE_SOURCES)
 	@PYTHONPATH=kernels $(BIN)/python -m pd_kernels.build > /dev/null 2>&1 || true
 	@touch $@
 
+# A build of torch for CUDA names its own Triton, which is kept then.
 $(VENV)/.installed: $(VENV)/.torch-$(TORCH_VERSION) $(VENV)/.ops pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@echo "setup 3/3: pd-relay and its dependencies (a minute or more)"
-	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@if $(PIP) show torch | grep '^Requires:.*triton' > /dev/null; then sed '/^triton==/d' constraints.txt; \
+		else cat constraints.txt; fi > $(VENV)/constraints.txt
+	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "setup: done; . $(BIN)/activate, then pd-relay --help"
 

@@ -99,6 +99,12 @@ def test_the_gate_sees_a_changed_figure(monkeypatch: pytest.MonkeyPatch) -> None
     assert hopper_table.differences(rows[1:], ["mla_decode"])
 
 
+def test_the_table_is_of_the_triton_that_is_tested_with() -> None:
+    """With another one the gate compares no figures."""
+    table = json.loads(hopper_table.TABLE.read_text(encoding="utf-8"))
+    assert f"triton=={table['triton']}" in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
 def test_the_page_shows_the_table() -> None:
     table = json.loads(hopper_table.TABLE.read_text(encoding="utf-8"))
     assert hopper_table.PAGE.read_text(encoding="utf-8") == hopper_table.page(table["rows"], table["triton"])

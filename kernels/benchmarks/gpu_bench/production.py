@@ -88,7 +88,7 @@ def _attention(make: Maker = BF16) -> list[Case]:
 
 def _experts(make: Maker = BF16) -> list[Case]:
     d = V3
-    mixed = {"down_kernel": 64, "gate_up_kernel": 16 if make.dtype == torch.float16 else 0}
+    mixed = {"down_kernel": 112, "gate_up_kernel": 24 if make.dtype == torch.float16 else 0}
     return [
         Case(op="grouped_gemm", name=f"{kind} {num_tokens} tokens",
              stack_bytes=mixed if kind == "fp8 weights" else {},
