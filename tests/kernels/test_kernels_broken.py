@@ -106,6 +106,7 @@ def test_broken_kernel_is_caught(defect: Defect, tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads the sanitizers' runtime")
+@pytest.mark.timeout(1200)  # two builds with sanitizers, then the op tests several times as slow
 def test_ops_are_clean_under_sanitizers(tmp_path: Path) -> None:
     """Address and undefined-behaviour sanitizers over the op tests, with scratch memory of exact size."""
     compiler = pd_build.find_compiler()
