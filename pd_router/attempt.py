@@ -125,18 +125,16 @@ class Attempt:
     def on_event(self, link: WorkerLink, event: pb.TokensEvent) -> None:
         if link is not self._decode or event.journey.attempt != self.number:
             return
-        try:
-            self._bounds.check_event(event)
-        except DataLoss as error:
-            self._fail(error, link, retryable=True)
-            return
-        self._journey.note_drafts(self.number, num_accepted=event.accepted_tokens, num_drafted=event.drafted_tokens)
-        if event.HasField("handoff"):
-            self._note_handoff(link, event.handoff)
-        if event.HasField("local_prefill"):
-            self._note_local_prefill(link, event.local_prefill)
-        if event.token_ids:
-            self._take(link, event.index, event.token_ids, event.logprobs)
+        has_reports = event.HasField("handoff") or event.HasField("local_prefill")
+        if has_reports or event.drafted_tokens or event.accepted_tokens:
+            try:
+                self._bounds.check_event(event)
+            except DataLoss as error:
+                self._fail(error, link, retryable=True)
+                return
+            self._note_reports(link, event)
+        if token_ids := event.token_ids:
+            self._take(link, event.index, token_ids, event.logprobs)
         if event.HasField("failure"):
             self._take_failure(link, event.failure)
         elif event.finish_reason:
@@ -231,6 +229,13 @@ class Attempt:
             self._fail(error, self._decode, retryable=error.retryable)
 
     # What comes back
+
+    def _note_reports(self, link: WorkerLink, event: pb.TokensEvent) -> None:
+        self._journey.note_drafts(self.number, num_accepted=event.accepted_tokens, num_drafted=event.drafted_tokens)
+        if event.HasField("handoff"):
+            self._note_handoff(link, event.handoff)
+        if event.HasField("local_prefill"):
+            self._note_local_prefill(link, event.local_prefill)
 
     def _take_first(self, first: pb.FirstToken) -> None:
         self._times.prefilled_s, self._times.prompt = _now_s(), first.times

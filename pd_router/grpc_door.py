@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -20,8 +21,9 @@ from pd_engine.text.defaults import SamplingFields
 from pd_router.callers import Callers
 from pd_router.dispatch import Dispatcher
 from pd_router.placement_report import report_message
-from pd_router.request import MAX_MESSAGES, PlacementWish, Preparer, Prompt, RawRequest, TextPrompt
-from pd_router.running import Result
+from pd_router.reply_writer import Reply, ReplyWriter, WritingTurn
+from pd_router.request import MAX_MESSAGES, PlacementWish, Preparer, Prompt, RawRequest, Submission, TextPrompt
+from pd_router.running import Reader, Result, RunningRequest
 from pd_router.status import Status
 from pd_router.stream import Chunk
 from pd_router.trace_book import TraceBook
@@ -46,6 +48,7 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         self._dispatcher = dispatcher
         self._preparer = preparer
         self._status = status
+        self._turn = WritingTurn()
 
     async def Generate(  # type: ignore[override]  # gRPC takes either kind of handler
         self, request: api.GenerateRequest, context: Context
@@ -58,16 +61,13 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
         prepared = await self._preparer.prepare(parse_request(request), caller)
         parent = TraceParent.parse(metadata_value(context.invocation_metadata(), "traceparent"))
         async with self._dispatcher.run(prepared, caller, parent) as running:
-            async for update in running.updates(prepared):
-                if update.chunk is not None and request.stream:
-                    begun_s = time.perf_counter()
-                    response = api.GenerateResponse(request_id=prepared.request_id)
-                    fill_chunk(response.chunk, update.choice, update.chunk)
-                    running.choices[update.choice].streaming.note(time.perf_counter() - begun_s)
-                    await context.write(response)
-                if update.ended:
-                    complete = complete_message(running.result(update.choice))
-                    await context.write(api.GenerateResponse(request_id=prepared.request_id, complete=complete))
+            writer = ReplyWriter(context.write, _replies(running, prepared, streams=request.stream))
+            on_news = functools.partial(self._turn.add, writer.on_news)
+            running.listen(on_news)
+            try:
+                await writer.run()
+            finally:
+                running.unlisten(on_news)
 
     async def Explain(self, request: api.GenerateRequest, context: Context) -> api.PlacementReport:
         check_counts(request, self._preparer)
@@ -105,6 +105,31 @@ class PdRelayService(api_pb2_grpc.PdRelayServicer):
             num_wanted = min(request.num_slowest or DEFAULT_TRACES, MAX_TRACES)
             traces = self._traces.slowest(caller.name, num_wanted)
         return api.GetTracesResponse(traces=[trace_message(trace) for trace in traces])
+
+
+def _replies(
+    running: RunningRequest, submission: Submission, *, streams: bool
+) -> Iterator[Reply[api.GenerateResponse] | None]:
+    """To a client that has sent this. None: nothing is new.
+
+    Raises:
+        PdRelayError: a choice was rejected or has failed, or the client has other tokens than there are.
+    """
+    reader = Reader(running, submission)
+    while not reader.ended:
+        update = reader.next()
+        if update is None:
+            yield None
+            continue
+        if update.chunk is not None and streams:
+            begun_s = time.perf_counter()
+            response = api.GenerateResponse(request_id=submission.request_id)
+            fill_chunk(response.chunk, update.choice, update.chunk)
+            running.choices[update.choice].streaming.note(time.perf_counter() - begun_s)
+            yield Reply(response, may_follow=update.ended or len(running.choices) > 1)
+        if update.ended:
+            complete = complete_message(running.result(update.choice))
+            yield Reply(api.GenerateResponse(request_id=submission.request_id, complete=complete), may_follow=True)
 
 
 def authorization(metadata: Any) -> str | None:

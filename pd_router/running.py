@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,7 +91,7 @@ class RunningChoice:
 
 
 class RunningRequest:
-    """Anyone may read `updates`; it is forgotten by itself."""
+    """Anyone may read it, with `updates` or a `Reader`; it is forgotten by itself."""
 
     def __init__(
         self, submission: Submission, caller: Caller, choices: Sequence[RunningChoice],
@@ -103,7 +104,7 @@ class RunningRequest:
         self.num_readers = 0
         self.resumable = False
         self.grace: asyncio.TimerHandle | None = None  # ends it, unless a reader comes first
-        self._news: set[asyncio.Event] = set()
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def ended(self) -> bool:
@@ -122,57 +123,39 @@ class RunningRequest:
             len(choice.journey.stream.tokens) * (1 + (choice.request.params.logprobs or 0)) for choice in self.choices
         )
 
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """It is called whenever something is new, and must not raise; until `unlisten`."""
+        self._listeners = [*self._listeners, on_news]
+
+    def unlisten(self, on_news: Callable[[], None]) -> None:
+        self._listeners = [listener for listener in self._listeners if listener != on_news]
+
     def wake(self) -> None:
         """Something is new."""
-        for news in self._news:
-            news.set()
+        for on_news in self._listeners:
+            on_news()
 
-    async def updates(self, reader: Submission) -> AsyncIterator[Update]:
+    async def updates(self, submission: Submission) -> AsyncIterator[Update]:
         """Of each choice its tokens in order, then its end; what came while the reader was busy in one update.
 
         Args:
-            reader: as it was sent this time: it says which tokens its client has.
+            submission: as it was sent this time: it says which tokens its client has.
 
         Raises:
             InvalidArgument: it has more than there are, or others.
         """
-        num_read = list(reader.resume_from)
-        unchecked = dict(enumerate(reader.resume_output_ids))
-        unended = list(range(len(self.choices)))
+        reader = Reader(self, submission)
         news = asyncio.Event()
-        news.set()
-        self._news.add(news)
+        self.listen(news.set)
         try:
-            while unended:
-                await news.wait()
+            while not reader.ended:
                 news.clear()
-                for number in list(unended):
-                    update = self._update(number, num_read[number])
-                    if unchecked and number in unchecked and (update.ended or update.chunk is not None):
-                        self._check_same(number, unchecked.pop(number))
-                    if update.chunk is not None:
-                        num_read[number] += len(update.chunk.tokens)
-                    if update.ended:
-                        unended.remove(number)
-                    if update.ended or update.chunk is not None:
-                        yield update
+                while (update := reader.next()) is not None:
+                    yield update
+                if not reader.ended:
+                    await news.wait()
         finally:
-            self._news.discard(news)
-
-    def _update(self, number: int, num_read: int) -> Update:
-        choice = self.choices[number]
-        stream = choice.journey.stream
-        if choice.ended and stream.end is not None and num_read > len(stream.tokens):
-            raise InvalidArgument(f"resume_from is {num_read}, but choice {number} has {len(stream.tokens)} tokens")
-        return Update(number, stream.since(num_read), choice.ended)
-
-    def _check_same(self, number: int, token_ids: Sequence[int]) -> None:
-        known = self.choices[number].journey.stream.token_ids[: len(token_ids)]
-        for index, (theirs, ours) in enumerate(zip(token_ids, known, strict=False)):
-            if theirs != ours:
-                raise InvalidArgument(
-                    f"resume_output_ids have {theirs} at index {index} of choice {number}, where it has {ours}"
-                )
+            self.unlisten(news.set)
 
     def result(self, choice: int) -> Result:
         """After the choice's end.
@@ -206,3 +189,57 @@ class RunningRequest:
         for choice in self.choices:
             if choice.task is not None:
                 choice.task.cancel()
+
+
+class Reader:
+    """What of a request its client has not been told yet.
+
+    Args:
+        submission: as it was sent this time: it says which tokens the client has.
+    """
+
+    def __init__(self, running: RunningRequest, submission: Submission) -> None:
+        self._choices = running.choices
+        self._num_read = list(submission.resume_from)
+        self._unchecked = dict(enumerate(submission.resume_output_ids))
+        self._unended = deque(range(len(running.choices)))  # whose turn it is first
+
+    @property
+    def ended(self) -> bool:
+        """The end of every choice was told."""
+        return not self._unended
+
+    def next(self) -> Update | None:
+        """All that is new of the next choice of which something is; None if nothing is.
+
+        Raises:
+            InvalidArgument: the client has more tokens than there are, or others.
+        """
+        for _ in range(len(self._unended)):
+            number = self._unended[0]
+            choice, num_read = self._choices[number], self._num_read[number]
+            stream, has_ended = choice.journey.stream, choice.ended
+            chunk = stream.since(num_read)
+            if has_ended:
+                if stream.end is not None and num_read > len(stream.tokens):
+                    raise InvalidArgument(
+                        f"resume_from is {num_read}, but choice {number} has {len(stream.tokens)} tokens"
+                    )
+                self._unended.popleft()
+            else:
+                self._unended.rotate(-1)
+            if has_ended or chunk is not None:
+                if number in self._unchecked:
+                    self._check_same(number, self._unchecked.pop(number))
+                if chunk is not None:
+                    self._num_read[number] += len(chunk.tokens)
+                return Update(number, chunk, has_ended)
+        return None
+
+    def _check_same(self, number: int, token_ids: Sequence[int]) -> None:
+        known = self._choices[number].journey.stream.token_ids[: len(token_ids)]
+        for index, (theirs, ours) in enumerate(zip(token_ids, known, strict=False)):
+            if theirs != ours:
+                raise InvalidArgument(
+                    f"resume_output_ids have {theirs} at index {index} of choice {number}, where it has {ours}"
+                )

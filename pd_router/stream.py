@@ -58,6 +58,7 @@ class TokenStream:
         self._ahead: dict[int, SampledToken] = {}
         self._texts: list[str] = []  # of each token, what it lets show; whatever the chunks were
         self._rest = ""
+        self._last: Chunk | None = None  # the last token's, once it was asked for
 
     @property
     def token_ids(self) -> list[int]:
@@ -77,8 +78,10 @@ class TokenStream:
         """What a reader lacks that has the tokens before `index`; None if it has them all."""
         if index >= len(self.tokens):
             return None
-        if index == len(self.tokens) - 1:  # nearly always
-            return Chunk(index, (self.tokens[index],), self._texts[index])
+        if index == len(self.tokens) - 1:  # nearly always, and asked for by who sends it to the client, too
+            if self._last is None or self._last.index != index:
+                self._last = Chunk(index, (self.tokens[index],), self._texts[index])
+            return self._last
         return Chunk(index, tuple(self.tokens[index:]), "".join(self._texts[index:]))
 
     def push(self, index: int, tokens: Sequence[SampledToken]) -> Chunk | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from pd_engine.contracts import worker_pb2 as pb
@@ -35,11 +36,16 @@ def sampling_message(params: SamplingParams, *, ending_ids: frozenset[int], spec
 def sampled_tokens(token_ids: Sequence[int], logprobs: Sequence[pb.Logprobs]) -> list[SampledToken]:
     """`logprobs` has one entry a token, or none; all have been checked."""
     if not logprobs:
-        return [SampledToken(token_id=token_id) for token_id in token_ids]
+        return list(map(_plain_token, token_ids))
     return [
         SampledToken(token_id=token_id, logprobs=_token_logprobs(entry))
         for token_id, entry in zip(token_ids, logprobs, strict=True)
     ]
+
+
+@functools.cache  # there are as many as the vocabulary has ids
+def _plain_token(token_id: int) -> SampledToken:
+    return SampledToken(token_id=token_id)
 
 
 def _token_logprobs(entry: pb.Logprobs) -> TokenLogprobs:

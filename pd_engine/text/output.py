@@ -31,13 +31,15 @@ class OutputText:
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._decoder = _UTF8_DECODER(errors="replace")
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopMatcher(stop) if stop else None
         self._ended = False
 
     def push(self, token_id: int) -> TextDelta:
         assert not self._ended, "a token after the end"
         self._num_tokens += 1
         text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        if self._matcher is None:
+            return TextDelta(text)
         step = self._matcher.push(text, may_end=self._num_tokens > self._min_tokens)
         self._ended = step.stop is not None
         return TextDelta(step.text, step.stop)
@@ -47,4 +49,5 @@ class OutputText:
         if self._ended:
             return ""
         self._ended = True
-        return self._matcher.finish() + self._decoder.decode(b"", final=True)
+        held = "" if self._matcher is None else self._matcher.finish()
+        return held + self._decoder.decode(b"", final=True)

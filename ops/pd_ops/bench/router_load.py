@@ -16,7 +16,7 @@ import psutil
 from pd_engine.errors import Unavailable
 from pd_engine.service.secret import SECRET_ENVIRONMENT, new_secret
 from pd_ops.bench.measured_process import Document
-from pd_ops.bench.router_client import Door, HttpDoor, grpc_door, worker_door
+from pd_ops.bench.router_client import Door, HttpDoor, Streamed, grpc_door, worker_door
 
 START_TIMEOUT_S = 120.0
 ANSWER_TOKENS = 16
@@ -153,15 +153,21 @@ async def _streams(door: Door, router: psutil.Process, effort: Effort) -> tuple[
     """Tokens a second, tokens a CPU second of the router, messages a token; while all streams run."""
     num_tokens = max(32, round(1e6 * effort.seconds / effort.step_us))
     count = 0
+    started: set[int] = set()
     all_run = asyncio.Event()
 
-    def on_message() -> None:
-        nonlocal count
-        count += 1
-        if count == 4 * NUM_STREAMS:
-            all_run.set()
+    async def stream(number: int) -> Streamed:
+        def on_message() -> None:
+            nonlocal count
+            count += 1
+            if number not in started:
+                started.add(number)
+                if len(started) == NUM_STREAMS:
+                    all_run.set()
 
-    running = [asyncio.create_task(door.ask(num_tokens, effort.step_us, on_message)) for _ in range(NUM_STREAMS)]
+        return await door.ask(num_tokens, effort.step_us, on_message)
+
+    running = [asyncio.create_task(stream(number)) for number in range(NUM_STREAMS)]
     await asyncio.wait([asyncio.create_task(all_run.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
     count_before, cpu_s, begun_s = count, _cpu_s(router), time.perf_counter()
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
