@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -73,7 +74,7 @@ def test_what_fails_costs_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path
     cases = nothing_else(monkeypatch, checks, num_cases=3)
     broken = dataclasses.replace(cases[1], prepare=lambda make: fail())
     monkeypatch.setattr(gpu_main, "bench_cases", lambda *sizes, **options: [cases[0], broken, cases[2]])
-    document = gpu_main.run(CPU, Clock(1000), tiny=True, save=lambda document: report.write(document, tmp_path))
+    document = gpu_main.run(CPU, Clock(math.inf), tiny=True, save=lambda document: report.write(document, tmp_path))
     assert document["failed"]
     assert document["checks"] == ["good"]
     assert document["end_to_end"] == {"requests": 0}

@@ -108,15 +108,16 @@ def run(
 
 
 def _steps(device: torch.device, document: report.Document, clock: Clock, *, tiny: bool) -> Iterator[Step]:
+    part_limit_s = 0 if tiny else PART_LIMIT_S
     for_figures_s = TIME_FOR_FIGURES * clock.left_s() if math.isfinite(clock.left_s()) else 0.0
     for check in checks.checks(device, tiny=tiny):
         yield Step(name=f"check: {check.name}", run=partial(_check, document, check), needed_s=for_figures_s,
                    is_done=partial(document["checks"].__contains__, check.name), limit_s=0 if tiny else CHECK_LIMIT_S)
     yield Step(name="ceilings", run=lambda: document.update(ceilings=dataclasses.asdict(measure_ceilings(device))),
-               is_done=lambda: bool(document["ceilings"]), limit_s=PART_LIMIT_S)
-    yield _part("end_to_end", document, lambda: _end_to_end(device, tiny=tiny), limit_s=0 if tiny else PART_LIMIT_S)
+               is_done=lambda: bool(document["ceilings"]), limit_s=part_limit_s)
+    yield _part("end_to_end", document, lambda: _end_to_end(device, tiny=tiny), limit_s=part_limit_s)
     if device.type == "cuda":
-        yield _part("nccl", document, _nccl, limit_s=PART_LIMIT_S)
+        yield _part("nccl", document, _nccl, limit_s=part_limit_s)
     for number, case in enumerate(bench_cases(TINY_DIMS, tiny=True) if tiny else bench_cases(V3)):
         yield Step(name=f"{case.op}, {case.name}, {case.dtype}", run=partial(_time, document, case, number, device),
                    is_done=partial(_is_timed, document, case), limit_s=0 if tiny else CASE_LIMIT_S)

@@ -65,7 +65,7 @@ def take(steps: Iterable[Step], document: Document, clock: Clock, save: Save, de
         document["running"] = step.name
         save(document)
         if step.limit_s:  # nobody handles this signal: the process ends, wherever it stands, and `supervise` goes on
-            signal.alarm(min(step.limit_s, int(clock.left_s()) + GRACE_S))
+            signal.alarm(int(min(step.limit_s, clock.left_s() + GRACE_S)))
         error = _attempt(step, document)
         if step.limit_s:
             signal.alarm(0)
