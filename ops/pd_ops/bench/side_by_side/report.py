@@ -100,7 +100,7 @@ def markdown(turns: Turns, plot_name: str) -> str:
     lines = [
         "# Side by side", "",
         f"`ops/peers/side_by_side.py`, {plan['rounds']} rounds in which every system has its turn, on cores "
-        f"{plan['cores']}: a server on each, router and load generator on both. Requests of "
+        f"{plan['cores']}: our worker on each; routers, vLLM's servers and the load generator on both. Requests of "
         f"`{' '.join(plan['load'])}` come for {plan['seconds']:g} s, over OpenAI's HTTP API, the same for all; a run "
         f"is ended after {plan['limit_s']:g} s. Good: first token within {plan['ttft_target_ms']:g} ms, at most "
         f"{plan['itl_target_ms']:g} ms a token on average. Goodput counts good requests by the seconds in which "

@@ -1,4 +1,4 @@
-"""What is compared: each is started for its turn, with a server on each of two cores, and ended after it."""
+"""What is compared: each is started for its turn, with two servers on two cores, and ended after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pd_engine.errors import Unavailable
 from pd_engine.settings import load_settings
-from pd_ops.bench.harness import Seat, bound_to, log_tail, running
+from pd_ops.bench.harness import Seat, log_tail, running
 from pd_ops.bench.identity import installed
 from pd_ops.bench.measured_process import Document
 from pd_ops.bench.serve.http_sender import Endpoint, get_json
@@ -46,7 +46,7 @@ class Stage:
 
     Attributes:
         model: the checkpoint's folder.
-        cores: of the two servers; what else runs, runs on any.
+        cores: of our two workers. vLLM's servers, of two processes each, run on any, as do routers.
         peers_python: of the environment that has vLLM, NIXL and vllm-router.
     """
 
@@ -106,10 +106,10 @@ async def _vllm(stage: Stage, log_directory: Path) -> AsyncIterator[str]:
     python = stage.peers_python
     async with AsyncExitStack() as stack:
         servers: list[tuple[str, Path, asyncio.subprocess.Process]] = []
-        for name, core in zip(("prefill", "decode"), stage.cores, strict=True):
+        for name in ("prefill", "decode"):
             port, side_port, log = free_port(), free_port(), log_directory / f"vllm-{name}.log"
             process = await stack.enter_async_context(_server(
-                [*bound_to(core), str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(stage.model),
+                [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(stage.model),
                  "--served-model-name", "model", "--dtype", VLLM_DTYPES[stage.dtype], "--host", "127.0.0.1",
                  "--port", str(port), "--max-model-len", str(stage.max_context), "--max-num-seqs", str(MAX_BATCH),
                  "--kv-transfer-config", NIXL_CONFIG],
