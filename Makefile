@@ -66,7 +66,8 @@ $(VENV)/.ops: $(VENV)/.created $(NATIVE_SOURCES)
 # A build of torch for CUDA names its own Triton, which is kept then.
 $(VENV)/.installed: $(VENV)/.torch-$(TORCH_VERSION) $(VENV)/.ops pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@echo "setup 3/3: pd-relay and its dependencies (a minute or more)"
-	@if $(PIP) show torch | grep '^Requires:.*triton' > /dev/null; then sed '/^triton==/d' constraints.txt; \
+	@torch=$$($(PIP) show torch) || { echo "pip show torch fails in $(VENV)" >&2; exit 2; }; \
+		if echo "$$torch" | grep '^Requires:.*triton' > /dev/null; then sed '/^triton==/d' constraints.txt; \
 		else cat constraints.txt; fi > $(VENV)/constraints.txt
 	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@

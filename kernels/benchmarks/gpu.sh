@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Checks and times the Triton kernels on a Hopper GPU, in at most 8 minutes. Needs torch >= 2.11 (a CUDA build),
-# Triton >= 3.6, numpy and this repository: no Ray, no network, nothing to install.
+# Triton >= 3.6, numpy and this repository: no Ray, no network. Triton itself compiles a C module before its first launch:
+# it needs a C compiler (gcc or clang, or what CC names), Python.h (Debian: python3-dev) and a folder for it, which is
+# TRITON_CACHE_DIR, or ~/.triton, or a temporary one where that cannot be written to.
 #
 #   kernels/benchmarks/gpu.sh [--output FOLDER] [--seconds N] [--resume]
 #   kernels/benchmarks/gpu.sh --dry-run      the script's own test: tiny shapes under Triton's interpreter, no GPU
@@ -21,5 +23,11 @@ for argument in "$@"; do
         limit=0  # none
     fi
 done
+cache="${TRITON_CACHE_DIR:-${TRITON_HOME:-$(echo ~)}/.triton/cache}"
+if [ "$limit" != 0 ] && ! { mkdir -p "$cache" && [ -w "$cache" ]; } 2> /dev/null; then
+    TRITON_CACHE_DIR="$(mktemp -d)"
+    export TRITON_CACHE_DIR
+    echo "$cache cannot be written to: Triton's cache is $TRITON_CACHE_DIR" >&2
+fi
 export PYTHONPATH="$here:$root/kernels:$root/tests:$root/ops:$root${PYTHONPATH:+:$PYTHONPATH}"
 exec timeout --kill-after=5 "$limit" "${PYTHON:-python3}" -m gpu_bench "$@"

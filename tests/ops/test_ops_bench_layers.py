@@ -16,6 +16,7 @@ from pd_ops.bench.layers.client_level import shared_itl_ms
 from pd_ops.bench.layers.levels import Level, Part, explained, rows, rows_text
 from pd_ops.bench.layers.recorded_ops import Sort, by_sort, noted
 from pd_ops.bench.layers.work import Case, work
+from pd_ops.commands.bench_layers import PAGE_NOTE
 from pd_ops.latency import StreamTiming
 from support.commands import run_command
 
@@ -125,6 +126,7 @@ def test_a_run_has_all_levels_of_every_case(model: Path, tmp_path: Path) -> None
     assert {row["part"] for row in document["rows"]} >= {"GEMM", "attention", "router", "experts", "head", "sampling"}
     assert len(document["explained"]) == 6
     assert f"fingerprint {document['fingerprint']}" in page.read_text()
+    assert f"\n{PAGE_NOTE}\n" in page.read_text()
     assert document["interrupted"] is False
 
 

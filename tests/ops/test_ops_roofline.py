@@ -46,6 +46,16 @@ def test_too_few_devices_are_refused() -> None:
         roofline(V3, replace(H800, prefill_devices=4))
 
 
+def test_weights_leave_room_for_a_cache_unless_its_size_is_given() -> None:
+    command = ("simulate", "capacity", "--hardware", "h100", "--model", "deepseek-v3", "--decode-devices", "10",
+               "--kind", "short", "--requests", "20", "--rate", "10", "--pools", "1:1")
+    finished = run_command(*command)
+    assert finished.code == 2
+    assert "does not fit 10 devices of h100, of whose memory 90% are for weights and cache" in finished.stderr
+    finished = run_command(*command, "--cache-tokens", "100000")
+    assert finished.code == 0, finished.stderr
+
+
 def test_experts_are_reached_over_nvlink_within_a_host_and_over_the_network_beyond() -> None:
     flops = 2 * active_parameters(V3) / 1979e12
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kv_transfer.source_book import SourceBook
 from pd_ops.simulation.cluster import SimulatedCluster
 from pd_ops.simulation.faults import Trouble
+from pd_ops.simulation.members import SimulatedWorker
 from pd_ops.simulation.run import play, play_all
+from pd_ops.simulation.world import World
 
 SEEDS = range(200)
 MANY_SEEDS = range(200, 10_000)
@@ -56,6 +60,44 @@ def test_a_simulation_that_breaks_fails_with_its_story(monkeypatch: pytest.Monke
     assert played.violation is not None
     assert played.violation.startswith("the simulation itself broke: LookupError: ")
     assert f"VIOLATION: {played.violation}" in played.story
+
+
+@pytest.mark.parametrize("fails_before", [False, True])
+def test_a_simulation_that_breaks_at_its_end_fails_with_its_story(
+    monkeypatch: pytest.MonkeyPatch, fails_before: bool
+) -> None:
+    """What went wrong before is told then, if anything did."""
+    whole = World.end
+
+    async def end(self: World) -> None:
+        await whole(self)
+        raise LookupError("at its end")
+
+    async def strike(self: SimulatedCluster, trouble: Trouble) -> None:
+        raise LookupError("before")
+
+    monkeypatch.setattr(World, "end", end)
+    if fails_before:
+        monkeypatch.setattr(SimulatedCluster, "strike", strike)
+    played = play(7)
+    assert played.violation == f"the simulation itself broke: LookupError: {'before' if fails_before else 'at its end'}"
+    assert f"VIOLATION: {played.violation}" in played.story
+    assert "in end" in played.story or fails_before  # where it was
+
+
+def test_pins_that_others_have_followed_are_checked() -> None:
+    """As many as before, of other blocks."""
+    book = SimpleNamespace(_live={})
+    pool = SimpleNamespace(has_changed=False, is_held=lambda block: block != 2)
+    around: Any = SimpleNamespace(engine=SimpleNamespace(pool=pool))
+    worker = object.__new__(SimulatedWorker)
+    worker.around, worker._pinned = around, ()
+    worker.worker = cast(Any, SimpleNamespace(_source=SimpleNamespace(_book=book)))
+    book._live["a"] = SimpleNamespace(key="a", block_ids=[1])
+    worker.check_books()
+    book._live = {"b": SimpleNamespace(key="b", block_ids=[2])}
+    with pytest.raises(AssertionError, match="b: blocks are let go of"):
+        worker.check_books()
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from gpu_bench.bench_cases import BenchCase, Goal, bench_cases  # isort: skip
 from gpu_bench.checks import Check, Findings  # isort: skip
 from gpu_bench.device_engine import V3_WIDTH  # isort: skip
 from gpu_bench.shapes import Maker  # isort: skip
-from gpu_bench.steps import Clock, take  # isort: skip
+from gpu_bench.steps import Clock, Step, take  # isort: skip
 from gpu_bench.supervise import supervise  # isort: skip
 from gpu_bench.timing import Timing  # isort: skip
 
@@ -79,11 +79,40 @@ def test_what_fails_costs_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert document["checks"] == ["good"]
     assert document["end_to_end"] == {"requests": 0}
     assert [row["name"] for row in document["timings"]] == [cases[0].name, cases[2].name]
-    assert list(document["errors"].values()) == ["AssertionError: planted"] * 2
+    assert [error.splitlines()[0] for error in document["errors"].values()] == ["AssertionError: planted"] * 2
     assert document["left_out"] == []
     assert document["running"] is None
     assert json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8")) == document
     assert "| check: bad | AssertionError: planted |" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_what_led_to_an_error_is_kept(tmp_path: Path) -> None:
+    """As where an error is handled, and that fails too."""
+    def run() -> None:
+        try:
+            fail()
+        except AssertionError:
+            raise TypeError("while it was handled " + 5000 * "x" + " the end")  # noqa: B904  (as it happens)
+
+    document = report.empty(CPU, is_dry_run=True)
+    take([Step(name="a", run=run)], document, Clock(1000), lambda document: None, CPU)
+    words, _, trace = document["errors"]["a"].partition(report.TRACE)
+    assert words.startswith("TypeError: while it was handled")
+    assert words.endswith("the end")
+    assert "AssertionError: planted" in trace
+    page = report.markdown(document)
+    assert "AssertionError: planted" in page.partition("| a | TypeError")[2]
+
+
+def test_what_workers_log_of_a_failed_step_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_bench import end_to_end
+
+    def compute(self: object, chunks: object) -> None:
+        raise LookupError("planted")
+
+    monkeypatch.setattr(end_to_end.PrefillRunner, "_compute", compute)
+    with pytest.raises(AssertionError, match="LookupError: planted"):
+        end_to_end.run(CPU, tiny=True)
 
 
 def test_a_check_names_all_that_is_wrong() -> None:

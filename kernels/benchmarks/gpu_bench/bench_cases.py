@@ -35,7 +35,7 @@ from pd_kernels.verify_drafts.triton import verify_drafts
 Call = Callable[[], object]
 BF16_BYTES = 2
 L2_BYTES = 60_000_000  # of an H200: what is read again within so many bytes does not come from memory
-SETS, MANY_SETS = 4, 16  # of inputs, computed with in turn: together more than that, where one is large or small
+SETS, MANY_SETS = 8, 32  # of inputs, computed with in turn: together a few times that, where one is large or small
 
 
 class Goal(Enum):
@@ -108,7 +108,8 @@ def _decode(d: Dims, batch: int, context: int, queries: int, *, fp8: bool) -> Be
 
     def prepare(make: Maker) -> list[Call]:
         rows, num_blocks = make.rows(d, [context] * batch, queries)
-        caches = [make.cache(d, num_blocks, fp8=fp8) for _ in range(1 if cache_bytes > L2_BYTES else MANY_SETS)]
+        num_caches = MANY_SETS if cache_bytes < L2_BYTES else 2 if cache_bytes < 8 * L2_BYTES else 1
+        caches = [make.cache(d, num_blocks, fp8=fp8) for _ in range(num_caches)]
         return [
             partial(mla_attention, make.normal(num_rows, d.H, d.E), cache, rows, d.scale, 0, d.C)
             for cache in (caches if len(caches) > 1 else caches * 2)
@@ -349,7 +350,7 @@ def _copy(d: Dims, num_pieces: int) -> BenchCase:
 
 def _quant(d: Dims, tokens: int) -> BenchCase:
     def prepare(make: Maker) -> list[Call]:
-        return [partial(fp8_quant, make.normal(tokens, d.D), False) for _ in range(2)]
+        return [partial(fp8_quant, make.normal(tokens, d.D), False) for _ in range(SETS)]
 
     return BenchCase(
         op="fp8_quant", units="fp32", name=f"{tokens} rows",

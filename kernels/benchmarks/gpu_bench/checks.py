@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_bench.steps import shortened
 from pd_engine.cache.device_arena import DeviceArena
 from pd_engine.cache.layout import CacheLayout, Component, ComponentKind
 from pd_kernels.block_checksum import reference as checksum_reference
@@ -38,6 +39,7 @@ from pd_kernels.verify_drafts import reference as verify_reference
 from pd_kernels.verify_drafts.triton import verify_drafts
 from support.kernel_cases import DEMO, ODD, Dims, PagedRun, PagedSequences, Row, RowOp, row_ops, same_bits
 
+LOOK_CHARACTERS = 600  # of what one look has found
 WIDE = Dims(D=7168, H=128, N=128, R=64, C=512, V=128, X=16, K=8, I=2048, num_groups=8, num_groups_kept=4, Z=8192)
 TABLE_NAMES = {
     "linear": "linear_on_matrix_units", "head": "linear_on_matrix_units", "linear_fp8": "linear_on_matrix_units",
@@ -121,7 +123,7 @@ class Findings:
             function()
         except Exception as error:  # noqa: BLE001  (recorded; what fails to compile hides no other either)
             traceback.print_exc()
-            self._wrong.append(f"{what}: {type(error).__name__}: {error}"[:300])
+            self._wrong.append(shortened(f"{what}: {type(error).__name__}: {error}", LOOK_CHARACTERS))
 
     def end(self) -> None:
         """Raises AssertionError with all of it."""

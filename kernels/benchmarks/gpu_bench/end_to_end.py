@@ -7,7 +7,10 @@ them. Tokens and logprob bits must equal those of one engine that runs each requ
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from decode_worker.runner import StepReport as DecodeReport
 from decode_worker.scheduler import Place
 from gpu_bench.device_engine import TINY, V3_WIDTH, build_engine, random_weights
 from gpu_bench.shapes import Maker
+from gpu_bench.steps import KEPT_CHARACTERS, shortened
 from pd_engine.engine import Engine
 from pd_engine.model.config import ModelConfig
 from pd_engine.sampling.params import SamplingParams
@@ -31,6 +35,32 @@ ANY_PLACE = Place()
 
 CHUNK_TOKENS = 256
 SPECULATE = 1
+
+
+class ErrorLog(logging.Handler):
+    """What the workers' cores log of a step that fails: they report no more than that it did."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(self.format(record))
+
+    def check(self, failed: Mapping[str, Exception]) -> None:
+        """Raises AssertionError with what was logged, if there are such requests."""
+        logged = "\n".join(shortened(text, KEPT_CHARACTERS // 2) for text in self._texts)
+        assert not failed, f"{failed}\n{logged}"
+
+
+@contextlib.contextmanager
+def logged_errors() -> Iterator[ErrorLog]:
+    log = ErrorLog()
+    logging.getLogger().addHandler(log)
+    try:
+        yield log
+    finally:
+        logging.getLogger().removeHandler(log)
 
 
 class DeviceHandoff:
@@ -83,7 +113,8 @@ def run(device: torch.device, *, tiny: bool = False) -> dict[str, Any]:
     """{requests, tokens, drafted, accepted, bytes, seconds}.
 
     Raises:
-        AssertionError: a token or a logprob differs from the monolithic run's, or too many or few bytes were moved.
+        AssertionError: a step failed, with what the workers' cores logged; a token or a logprob differs from the
+            monolithic run's, or too many or few bytes were moved.
     """
     config = ModelConfig.parse(TINY if tiny else V3_WIDTH)
     ops = TritonOps(device)
@@ -95,7 +126,8 @@ def run(device: torch.device, *, tiny: bool = False) -> dict[str, Any]:
         build_engine(config, weights, ops, num_blocks=num_blocks) for _ in range(3)
     )
     began_s = time.perf_counter()
-    results, sequences, num_bytes = _disaggregated(prefill_engine, decode_engine, prompts, num_tokens)
+    with logged_errors() as log:
+        results, sequences, num_bytes = _disaggregated(prefill_engine, decode_engine, prompts, num_tokens, log)
     seconds = time.perf_counter() - began_s
     for number, prompt in enumerate(prompts):
         expected = _monolithic(alone, _sequence(alone, number, prompt, num_tokens))
@@ -110,14 +142,14 @@ def run(device: torch.device, *, tiny: bool = False) -> dict[str, Any]:
 
 
 def _disaggregated(
-    prefill_engine: Engine, decode_engine: Engine, prompts: list[list[int]], num_tokens: int
+    prefill_engine: Engine, decode_engine: Engine, prompts: list[list[int]], num_tokens: int, log: ErrorLog
 ) -> tuple[dict[str, list[SampledToken]], list[Sequence], int]:
     """(tokens of each request, its decoding sequences, bytes handed over); both cores take turns."""
     results: dict[str, list[SampledToken]] = {}
     taken: list[Sequence] = []
 
     def on_decode(report: DecodeReport) -> None:
-        assert not report.failed, report.failed
+        log.check(report.failed)
         for item in report.progress:
             results[item.name] += item.tokens
 
@@ -129,7 +161,7 @@ def _disaggregated(
     decode = Decode(decode_engine, max_batch=64, report=on_decode)
 
     def on_prefill(report: Any) -> None:
-        assert not report.failed, report.failed
+        log.check(report.failed)
         for first in report.first_tokens:
             results[first.name] = [first.token]
 

@@ -3,7 +3,8 @@ within a time.
 
 What fails costs the others nothing, nor does what hangs or breaks the GPU for its process (`supervise`). What is known
 is written before and after each step, so that a run that is cut short leaves what it has found, and `--resume` goes on
-from there. Exit status: 0 all well, 1 something failed, 2 there is no GPU to run on.
+from there. Exit status: 0 all well, 1 something failed, 2 there is no GPU to run on, or
+Triton cannot launch anything on it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import triton
 from gpu_bench import checks, precompile, report, stand_ins
 from gpu_bench.bench_cases import BenchCase, bench_cases
 from gpu_bench.cluster import run_cluster
+from gpu_bench.cores import num_cores
 from gpu_bench.shapes import V3, Dims, Maker
 from gpu_bench.steps import Clock, DeviceLost, Save, Step, take
 from gpu_bench.supervise import DEVICE_LOST, supervise
@@ -36,6 +38,7 @@ DEFAULT_SECONDS = 450
 CHECK_LIMIT_S, PART_LIMIT_S, CASE_LIMIT_S = 150, 120, 60
 TIME_FOR_FIGURES = 0.4  # of the whole: no check begins later than that before the end
 MIN_CLUSTER_S = 60
+MAX_THREADS = 8  # of torch, for what checks compare with
 
 
 def main() -> int:
@@ -56,6 +59,7 @@ def main() -> int:
     device = torch.device("cpu" if arguments.dry_run else "cuda")
     try:
         TritonOps(device)
+        check_launcher(device)
     except NoGpu as error:
         print(error, file=sys.stderr)
         return 2
@@ -76,6 +80,19 @@ def main() -> int:
     print(report.markdown(document))
     print(f"written: {arguments.output / 'gpu.json'}, {arguments.output / 'gpu.md'}")
     return 1 if document["failed"] else 0
+
+
+def check_launcher(device: torch.device) -> None:
+    """Triton compiles a C module before its first launch, which takes a compiler and Python's headers. Raises NoGpu."""
+    if device.type != "cuda":
+        return
+    try:
+        triton.runtime.driver.active.utils  # noqa: B018  (made when it is looked at)
+    except Exception as error:
+        raise NoGpu(
+            f"Triton cannot launch a kernel here: {type(error).__name__}: {error}\nIt needs a C compiler (gcc or "
+            "clang, or what CC names), Python.h (Debian: python3-dev) and a folder to write to (TRITON_CACHE_DIR)"
+        ) from error
 
 
 def _start(arguments: argparse.Namespace, seconds: float, is_next: bool) -> int:
@@ -99,7 +116,7 @@ def run(
     Raises:
         DeviceLost: see `take`.
     """
-    torch.set_num_threads(1 if tiny else max(1, (os.cpu_count() or 2) // 2))
+    torch.set_num_threads(1 if tiny else max(1, min(MAX_THREADS, num_cores() // 2)))
     document = known or report.empty(device, is_dry_run=tiny)
     document |= {"left_out": [], "failed": bool(document["errors"])}
     take(_steps(device, document, clock, tiny=tiny), document, clock, save, device)

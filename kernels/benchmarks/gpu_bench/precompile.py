@@ -1,5 +1,5 @@
-"""Compiles what gpu.sh launches into Triton's cache beforehand, on all cores: the run itself compiles one kernel at a
-time, which would take a good part of its minutes. `python -m gpu_bench.precompile`
+"""Compiles what gpu.sh launches into Triton's cache beforehand, on several cores: the run itself compiles one kernel
+at a time, which would take a good part of its minutes. `python -m gpu_bench.precompile`
 
 As for the compile gate, nothing runs on a GPU. What is missed here is compiled when it is launched.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -17,11 +16,13 @@ import torch
 
 from gpu_bench.bench_cases import bench_cases
 from gpu_bench.checks import checks
+from gpu_bench.cores import num_cores
 from gpu_bench.hopper import launches
 from gpu_bench.shapes import V3, Maker
 from pd_kernels import triton_ops
 
 WIDE = "V3's widths"  # checks whose inputs take long to make: most of their kernels are those of the timings
+MAX_PROCESSES = 16
 Job = tuple[str, str]  # an op and a dtype of the timings, or "check" and its name
 
 
@@ -52,7 +53,7 @@ def compile_job(job: Job) -> None:
 
 
 def main() -> None:
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(MAX_PROCESSES, num_cores()), mp_context=multiprocessing.get_context("spawn")) as pool:
         for _ in pool.map(compile_job, jobs()):
             pass
 

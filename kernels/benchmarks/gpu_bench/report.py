@@ -16,6 +16,7 @@ import triton
 from gpu_bench import roofline
 
 Document = dict[str, Any]
+TRACE = "\nTraceback "  # what follows an error's own words
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ("kernels", "pd_engine", "prefill_worker", "decode_worker", "tests/support")  # what a run's result depends on
 
@@ -101,7 +102,11 @@ def markdown(document: Document) -> str:
         lines += ["", f"{name}: {document[name]}"]
     if document["errors"]:
         lines += ["", "| failed | why |", "|---|---|"]
-        lines += [f"| {name} | {_cell(error)} |" for name, error in document["errors"].items()]
+        parted = {name: error.partition(TRACE) for name, error in document["errors"].items()}
+        lines += [f"| {name} | {_cell(words)} |" for name, (words, _, _) in parted.items()]
+        for name, (_, begin, trace) in parted.items():
+            if begin:
+                lines += ["", f"{name}:", "", "```", f"{begin.lstrip()}{trace.rstrip()}", "```"]
     if document["left_out"]:
         lines += ["", "Left out: " + "; ".join(document["left_out"])]
     if document["timings"] and not document["dry_run"]:

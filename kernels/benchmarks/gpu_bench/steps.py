@@ -14,6 +14,8 @@ import torch
 from gpu_bench.report import Document
 
 GRACE_S = 15  # for the step that is under way when the time is over
+KEPT_CHARACTERS = 2000  # of an error's own words, and of its traceback
+KEPT_FRAMES = 4  # of each error in the chain that led to it
 Save = Callable[[Document], None]
 
 
@@ -84,6 +86,18 @@ def note_error(document: Document, name: str, error: str) -> None:
     document["failed"] = True
 
 
+def told(error: Exception) -> str:
+    """What it says, and below that a short traceback, which begins with the error that led to it."""
+    trace = "".join(traceback.format_exception(error, limit=-KEPT_FRAMES))
+    return f"{shortened(f'{type(error).__name__}: {error}', KEPT_CHARACTERS)}\n{shortened(trace, KEPT_CHARACTERS)}"
+
+
+def shortened(text: str, num_characters: int) -> str:
+    """Its beginning and its end: what is wrong may stand in either."""
+    half = num_characters // 2
+    return text if len(text) <= num_characters else f"{text[:half]} [...] {text[-half:]}"
+
+
 def _attempt(step: Step, document: Document) -> str | None:
     """What went wrong; None if nothing did."""
     began_s = time.monotonic()
@@ -94,7 +108,7 @@ def _attempt(step: Step, document: Document) -> str | None:
         return None
     except Exception as error:  # noqa: BLE001  (recorded; the run goes on)
         traceback.print_exc()
-        return f"{type(error).__name__}: {error}"[:2000]
+        return told(error)
     print(f"{step.name}: {time.monotonic() - began_s:.1f} s", flush=True)
     return None
 

@@ -46,8 +46,9 @@ class Ceilings:
 
 
 def measure(calls: Sequence[Call], device: torch.device) -> Timing:
-    """One call's time. On the CPU, where kernels are interpreted, a wall-clock time that means nothing."""
+    """One call's time. On the CPU, where kernels are interpreted, a wall-clock time of two that means nothing."""
     if device.type != "cuda":
+        calls = calls[:2]
         start_s = time.perf_counter()
         for call in calls:
             call()

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 BATCHES, CONTEXT, PROMPTS = (1, 16), 512, (1024,)
 CACHE_MIB = 256
+PAGE_NOTE = (
+    "Levels are timed apart, by CPU time but for rows that say wall clock; a rest below 0 is the noise of the "
+    "measurement."
+)
 
 
 def command(
@@ -77,7 +81,9 @@ def command(
     text = "\n".join([identity_text(document), _engine_text(document), document["statistic"], "", rows_text(found)])
     output.text(text)
     if page is not None:
-        page.write_text(f"# From ops to tokens\n\n`pd-relay bench layers`\n\n```\n{text}\n```\n", encoding="utf-8")
+        page.write_text(
+            f"# From ops to tokens\n\n`pd-relay bench layers`\n\n{PAGE_NOTE}\n\n```\n{text}\n```\n", encoding="utf-8"
+        )
     if interrupted:
         raise Interrupted
 

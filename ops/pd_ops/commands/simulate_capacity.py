@@ -98,7 +98,7 @@ def command(
     costs, sizes = _costs(fit, cost, hardware, {
         "model": model, "prefill_devices": prefill_devices, "decode_devices": decode_devices, "efficiency": efficiency,
         "tokens_per_step": tokens_per_step,
-    })
+    }, has_cache_size=cache_tokens is not None)
     if write_cost is not None:
         write_cost.write_text(json.dumps(costs.to_json(), indent=1) + "\n", encoding="utf-8")
     measured = read_result(replay) if replay is not None else None
@@ -141,14 +141,14 @@ def command(
     output.text(_text(document))
 
 
-def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment: Document
+def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment: Document, *, has_cache_size: bool
            ) -> tuple[CostModel, Document]:
-    """And the sizes that workers have, as far as the hardware tells them."""
+    """And the sizes that workers have, as far as the hardware tells them. `has_cache_size`: that of caches is given."""
     from pd_ops.bench.serve.result import read_result
     from pd_ops.capacity.named import architecture
     from pd_ops.sizing.cost_model import read_cost
     from pd_ops.sizing.fitting import fit as fitted
-    from pd_ops.sizing.roofline import HARDWARE, Deployment, roofline
+    from pd_ops.sizing.roofline import HARDWARE, ROOM_SHARE, Deployment, roofline
     from pd_ops.sizing.roofline import sizes as sizes_of
 
     if sum(one is not None for one in (fit, cost, hardware)) != 1:
@@ -161,7 +161,8 @@ def _costs(fit: Path | None, cost: Path | None, hardware: str | None, deployment
         raise InvalidArgument(f"--hardware must be {', '.join(HARDWARE_NAMES)}, got {str(hardware)[:40]!r}")
     model = architecture(deployment.pop("model"))
     deployed = Deployment(hardware=HARDWARE[hardware], **deployment)
-    return roofline(model, deployed), sizes_of(model, deployed)
+    costs = roofline(model, deployed, room_share=1.0 if has_cache_size else ROOM_SHARE)
+    return costs, sizes_of(model, deployed)
 
 
 def _study(

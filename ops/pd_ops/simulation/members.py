@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 
 from decode_worker.core import DecodeCore
@@ -61,7 +62,7 @@ class SimulatedWorker:
         self.role = role
         self.process = around.process
         self.around = around
-        self._num_pins = 0  # when the books were checked last
+        self._pinned: tuple[object, ...] = ()  # when the books were checked last
         kind = DecodeWorker if role == "decode" else PrefillWorker
         self.worker: DecodeWorker | PrefillWorker = kind(
             SETTINGS, worker_id=self.process.name, host=self.process.name, secret=SECRET, port=PORT, surroundings=around
@@ -80,14 +81,14 @@ class SimulatedWorker:
         engine, source = self.around.engine, self.worker._source
         if engine is None:
             return
-        pool, handoffs = engine.pool, {} if source is None else source._book._live
+        pool, handoffs = engine.pool, () if source is None else tuple(source._book._live.values())
         if pool.has_changed:
             pool.check_integrity()
-        elif len(handoffs) == self._num_pins:
+        elif len(handoffs) == len(self._pinned) and all(map(operator.is_, handoffs, self._pinned)):
             return  # what is pinned is held as it was
-        for handoff in handoffs.values():
+        for handoff in handoffs:
             assert all(map(pool.is_held, handoff.block_ids)), f"{handoff.key}: blocks are let go of"
-        pool.has_changed, self._num_pins = False, len(handoffs)
+        pool.has_changed, self._pinned = False, handoffs
 
     def holds(self, journey_id: str) -> list[str]:
         """Owners of blocks here that are of a journey."""

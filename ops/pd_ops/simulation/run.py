@@ -80,8 +80,8 @@ def play(seed: int, *, with_story: bool = False, longest_s: float = LONGEST_S) -
         digest, virtual_s, num_events = world.story.digest(), world.loop.now_s, world.loop.num_events
         story = world.story.tell() if with_story or violation is not None else ""
         world.is_over = True
-        with contextlib.suppress(TooLong), _time_limit(longest_s):
-            world.loop.run_until_complete(world.end())
+        if (broken := _how_it_is_left(world, longest_s)) is not None and violation is None:
+            violation, story = broken, world.story.tell()
     return Played(
         seed=seed, violation=violation, num_requests=len(world.wishes), num_troubles=len(world.troubles),
         num_events=num_events, virtual_s=virtual_s, seconds=time.monotonic() - began_s, digest=digest, story=story,
@@ -117,6 +117,19 @@ def _how_it_ends(world: World, longest_s: float) -> str | None:
     world.complain(violation)
     world.tell(None, "".join(where))
     return violation
+
+
+def _how_it_is_left(world: World, longest_s: float) -> str | None:
+    """What breaks where the world lets everything go; None: nothing, or it takes too long."""
+    try:
+        with contextlib.suppress(TooLong), _time_limit(longest_s):
+            world.loop.run_until_complete(world.end())
+        return None
+    except Exception as error:  # noqa: BLE001 - as above
+        broken = f"{SIMULATION_BROKE}: {type(error).__name__}: {error}"
+        where = "".join(traceback.format_exception(error))
+    world.story.add(world.loop.now_s, "world", f"VIOLATION: {broken}\n{where}")
+    return broken
 
 
 @contextlib.contextmanager

@@ -117,9 +117,11 @@ def _exchange_s(model: Architecture, hardware: Hardware, devices: int, share: fl
             exchanged_bytes(model) / (share * 1e9 * gb_per_s))
 
 
-def roofline(model: Architecture, deployment: Deployment) -> CostModel:
-    """Raises:
-    InvalidArgument: the weights do not fit the devices, or the cache is none of latents for every token.
+def roofline(model: Architecture, deployment: Deployment, *, room_share: float = ROOM_SHARE) -> CostModel:
+    """`room_share`: of the memory, that weights may take.
+
+    Raises:
+        InvalidArgument: the weights do not fit the devices, or the cache is none of latents for every token.
     """
     if any(component.rows is not Rows.ENTRIES or component.size != 1 for component in model.cache):
         raise InvalidArgument(f"--hardware has costs of DeepSeek-V3's family, whose cache grows with every token, not "
@@ -129,9 +131,10 @@ def roofline(model: Architecture, deployment: Deployment) -> CostModel:
     fp8, bf16 = (share * 1e12 * rate for rate in (hardware.fp8_tflops, hardware.bf16_tflops))
     memory = share * 1e9 * hardware.memory_gb_per_s
     for name, devices in (("prefill", deployment.prefill_devices), ("decode", deployment.decode_devices)):
-        if resident_bytes(model, devices) > hardware.memory_gib * 2**30:
-            raise InvalidArgument(f"{model.name} does not fit {devices} devices of {hardware.name}: see pd-relay "
-                                  f"capacity; --{name}-devices must be more")
+        if resident_bytes(model, devices) >= room_share * hardware.memory_gib * 2**30:
+            raise InvalidArgument(f"{model.name} does not fit {devices} devices of {hardware.name}, of whose memory "
+                                  f"{room_share:.0%} are for weights and cache: see pd-relay capacity; "
+                                  f"--{name}-devices must be more")
     token_s = 2 * active_parameters(model) / fp8
     pair_flops = 2 * 2 * model.query_width * model.num_layers  # scores and values over the latent
     decode, prefill = deployment.decode_devices, deployment.prefill_devices
