@@ -150,8 +150,8 @@ class RouterSettings(Section):
     )
     worker_silence_ms: int = Field(
         6_000, ge=500,
-        description="a worker that says nothing for so long is lost, after 2 s if its host does not answer either; a "
-        "healthy one reports every 200 ms",
+        description="a worker that says nothing for so long is lost, after 2 s at most if its host does not answer "
+        "either; a healthy one reports every 200 ms",
     )
     kept_traces: int = Field(
         256, ge=0, le=100_000,

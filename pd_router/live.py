@@ -73,9 +73,13 @@ class LivePast:
         while sum(map(len, self._looks)) > MAX_PAST_BYTES:
             self._looks.popleft()
 
-    def text(self) -> bytes:
-        """A JSON list of documents, the oldest first."""
-        return b"[" + b",".join(map(zlib.decompress, self._looks)) + b"]"
+    async def text(self) -> bytes:
+        """A JSON list of documents, the oldest first. Made beside the event loop: it may be many megabytes."""
+        return await asyncio.to_thread(_text, list(self._looks))
+
+
+def _text(looks: list[bytes]) -> bytes:
+    return b"[" + b",".join(map(zlib.decompress, looks)) + b"]"
 
 
 def _worker(link: WorkerLink) -> Document:

@@ -157,7 +157,7 @@ class HttpDoor:
         return JSONResponse(self._live.document(), headers={"cache-control": "no-store"})
 
     async def ui_past(self) -> Response:
-        return Response(self.past.text(), media_type=JSON, headers={"cache-control": "no-store"})
+        return Response(await self.past.text(), media_type=JSON, headers={"cache-control": "no-store"})
 
     async def metrics(self) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -80,6 +80,8 @@ class ReplyWriter(Generic[MessageT]):
                 self._step()
                 if not reply.may_follow:
                     return
+        except asyncio.CancelledError:  # of the write: gRPC has given its stream up
+            self._over.cancel()
         except Exception as error:  # noqa: BLE001 - whoever runs it is told
             self._over.set_exception(error)
 

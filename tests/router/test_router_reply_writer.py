@@ -10,6 +10,8 @@ import pytest
 from pd_engine.errors import Unavailable
 from pd_router.reply_writer import Reply, ReplyWriter, WritingTurn
 
+TIMEOUT_S = 60.0  # of a wait for what must happen
+
 
 class Wire:
     """Where it is written to: each write takes `num_waits` waits, which end when the test says so."""
@@ -162,6 +164,25 @@ async def test_what_goes_wrong_is_raised_where_it_runs() -> None:
     told(news, writer, "a")
     with pytest.raises(Unavailable, match="no more"):
         await running
+
+
+async def test_a_write_that_is_cancelled_ends_its_writer_and_no_other_one_of_the_turn() -> None:
+    wires, letters, turn = [Wire(), Wire()], [News(), News()], WritingTurn()
+    writers = [ReplyWriter(wire.write, news.replies()) for wire, news in zip(wires, letters, strict=True)]
+    running = [asyncio.create_task(writer.run()) for writer in writers]
+    await asyncio.sleep(0)
+    for news, writer in zip(letters, writers, strict=True):
+        told(news, writer, "a")
+    wires[0].waits[-1].cancel()
+    wires[1].waits[-1].set_result(None)
+    for news, writer in zip(letters, writers, strict=True):
+        news.letters += "b"
+        turn.add(writer.on_news)
+    await asyncio.wait(running, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    assert running[0].cancelled()
+    assert (wires[0].closed, wires[1].begun) == (["a"], ["a", "b"])
+    running[1].cancel()
+    await asyncio.gather(running[1], return_exceptions=True)
 
 
 async def test_who_is_cancelled_leaves_no_write_behind() -> None:

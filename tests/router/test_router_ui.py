@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,15 +76,27 @@ async def test_with_keys_the_page_is_open_and_its_data_are_not(tmp_path: Path) -
         assert (await lab.http.get("/ui/past")).status_code == 401
 
 
-def test_the_past_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_past_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = iter(range(10**6))
     view: Any = SimpleNamespace(document=lambda: {"number": next(documents), "noise": os.urandom(1000).hex()})
     past = LivePast(view)
-    assert past.text() == b"[]"
+    assert await past.text() == b"[]"
     for _ in range(NUM_PAST + 5):
         past.look()
-    numbers = [one["number"] for one in json.loads(past.text())]
+    numbers = [one["number"] for one in json.loads(await past.text())]
     assert numbers == list(range(5, NUM_PAST + 5))
     monkeypatch.setattr(live, "MAX_PAST_BYTES", 10_000)
     past.look()
-    assert 1 <= len(json.loads(past.text())) < 10
+    assert 1 <= len(json.loads(await past.text())) < 10
+
+
+async def test_the_past_is_unpacked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(live, "zlib", SimpleNamespace(
+        compress=zlib.compress, decompress=lambda data: threads.append(threading.get_ident()) or zlib.decompress(data),
+    ))
+    view: Any = SimpleNamespace(document=lambda: {"number": 1})
+    past = LivePast(view)
+    past.look()
+    assert json.loads(await past.text()) == [{"number": 1}]
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
