@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,13 +145,37 @@ def test_a_cloud_gets_its_hosts_back_although_the_head_does_not_answer(
     assert "no head" in notes[0]
 
 
+def without_command(file: ClusterFile, host: str, left: str) -> ClusterFile:
+    """On that host; asked what is left there it says `left`."""
+    (file.path.parent / host).write_text(f"gone\n{left}\n")
+    case = '*environ*) sed -n 2p $0;; *) grep -q gone $0 && exit 127; cat'
+    shell = SHELL.format(directory=file.path.parent).replace("*) cat", case)
+    return replace(file, shell=RemoteShell.of({"shell": shell}, {}))
+
+
 def test_a_host_that_was_never_set_up_has_nothing_to_end(file: ClusterFile) -> None:
     notes: list[str] = []
-    (file.path.parent / "d3").write_text("gone")
-    shell = SHELL.format(directory=file.path.parent).replace("*) cat", '*) grep -q gone $0 && exit 127; cat')
-    ended = launch.take_down(replace(file, shell=RemoteShell.of({"shell": shell}, {})), notes.append)
+    ended = launch.take_down(without_command(file, "d3", "none"), notes.append)
     assert "d3" not in ended and len(ended) == 6
     assert notes[-1].startswith("d3 was never set up, so nothing is ended there")
+
+
+@pytest.mark.parametrize("left", ["some", ""])
+def test_a_host_without_the_stop_command_on_which_processes_may_run_is_named(file: ClusterFile, left: str) -> None:
+    """As one whose Python has gone since."""
+    with pytest.raises(Unavailable, match=r"d3: .* failed with 127: .*processes may be left there"):
+        launch.take_down(without_command(file, "d3", left), print)
+
+
+def test_a_host_says_whether_a_process_has_the_mark() -> None:
+    def said(mark: bytes) -> str:
+        return subprocess.run(["sh", "-c", launch.ask_what_is_left(mark)], capture_output=True, text=True).stdout
+
+    mark = f"PD_RELAY_TEST_MARK={os.getpid()}-left"
+    assert said(mark.encode()) == "none\n"
+    name, _, value = mark.partition("=")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, name: value}):
+        assert said(mark.encode()) == "some\n"
 
 
 @pytest.mark.parametrize("said", ["", "Stopped all 3 Ray processes.\n", "{broken}\n", "{}\n"])

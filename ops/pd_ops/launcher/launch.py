@@ -16,6 +16,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from pd_engine.errors import FailedPrecondition, InvalidArgument, PdRelayError, Unavailable, from_code
 from pd_engine.yaml_file import read_yaml_mapping
 from pd_ops.launcher.cluster_file import WHAT, ClusterFile
+from pd_ops.launcher.end_host import MARK
 from pd_ops.launcher.host_provider import host_state_file
 from pd_ops.launcher.remote_shell import PYTHON, NoSuchCommand, on_all
 
@@ -88,9 +89,29 @@ def take_down(file: ClusterFile, tell: Tell) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for hosts in ([file.head_host], [host for host in file.hosts if host != file.head_host]):
         tell(f"ending {', '.join(hosts)}")
-        results |= on_all(hosts, lambda host: file.shell.run(host, file.stop_command, timeout_s=END_TIMEOUT_S))
+        results |= on_all(hosts, lambda host: _end_host(file, host))
     host_state_file(file.name, on_head=False).remove()
     return _ended(results, tell)
+
+
+def _end_host(file: ClusterFile, host: str) -> str:
+    """What its stop command says.
+
+    Raises:
+        NoSuchCommand: there is none, and nothing that it would end.
+        Unavailable, FailedPrecondition: it failed, or there is none although processes may be left.
+    """
+    try:
+        return file.shell.run(host, file.stop_command, timeout_s=END_TIMEOUT_S)
+    except NoSuchCommand as error:
+        if file.shell.run(host, ask_what_is_left(MARK)).split()[-1:] != ["none"]:
+            raise Unavailable(f"{error.message}, and processes may be left there") from None
+        raise
+
+
+def ask_what_is_left(mark: bytes) -> str:
+    """A command that says "none" where no process has `mark` in its environment. It needs no Python."""
+    return f"grep -qs {mark.decode()} /proc/[0-9]*/environ; case $? in 0) echo some;; 1|2) echo none;; esac"
 
 
 def _ended(results: dict[str, Any], tell: Tell) -> dict[str, Any]:
