@@ -39,6 +39,8 @@ class PretendedHost:
         self.told: dict[PretendedActor, list[tuple[str, str, bool]]] = {}
         self.told_at_start: dict[PretendedActor, list[str]] = {}
         self.refused = False
+        self.may_hear = asyncio.Event()  # what routers after the first are told
+        self.may_hear.set()
 
     def place(self, plan: ActorPlan, settings: Settings, *, life: int, **others: Any) -> PretendedActor:
         actor = PretendedActor(self, plan, settings, life)
@@ -70,6 +72,8 @@ class PretendedActor:
                 return self._start()
             case "set_workers":
                 places: list[WorkerPlace] = args[0]
+                if self.life > 1:
+                    await self._host.may_hear.wait()
                 self._host.told[self] = [(place.worker_id, place.address, place.is_expected) for place in places]
                 if self._host.refused:
                     raise FailedPrecondition("a worker is refused")
@@ -221,6 +225,46 @@ async def test_a_router_is_replaced_by_one_that_serves_first(controller: Control
     before.may_stop.set()
     assert await replacing
     assert before.end.is_set()
+
+
+async def test_a_new_router_knows_what_changed_while_it_was_first_told(
+    controller: Controller, host: PretendedHost
+) -> None:
+    host.may_hear.clear()
+    replacing = asyncio.create_task(controller.replace_router(TIMEOUT_S))
+    await until(lambda: len(host.lives["router"]) == 2 and host.lives["router"][1] in host.told_at_start)
+    host.lives["decode-0"][0].end.set()
+    while (await next_event(controller)).kind is not EventKind.RESTARTED:
+        pass
+    host.may_hear.set()
+    assert await replacing
+    assert host.told[host.lives["router"][1]][1] == ("decode-0", "life 2", True)
+
+
+async def test_what_has_served_with_settings_of_its_own_is_started_again_with_them(
+    controller: Controller, host: PretendedHost
+) -> None:
+    before = controller.settings
+    trial = before.model_copy(update={"engine": before.engine.model_copy(update={"cache_mib": 7})})
+    await controller.add_worker(controller.plan.another(Role.DECODE, ["decode-0", "decode-1"]), trial)
+    assert (await next_event(controller)).kind is EventKind.ADDED
+    for actor_id in ("decode-1", "decode-2", "router"):
+        host.lives[actor_id][-1].end.set()
+        while (await next_event(controller)).kind is not EventKind.RESTARTED:
+            pass
+    sizes = {name: [one.settings.engine.cache_mib for one in lives] for name, lives in host.lives.items()}
+    usual = before.engine.cache_mib
+    assert (sizes["decode-1"], sizes["decode-2"], sizes["router"]) == ([usual] * 2, [7, 7], [usual] * 2)
+    host.unstartable["router"] = 1
+    with pytest.raises(FailedPrecondition, match="broken"):
+        await controller.replace_router(TIMEOUT_S, trial)
+    await controller.replace_router(TIMEOUT_S, trial)
+    host.lives["router"][-1].end.set()
+    while (await next_event(controller)).kind is not EventKind.LOST:
+        pass
+    assert (await next_event(controller)).kind is EventKind.RESTARTED
+    assert [one.settings.engine.cache_mib for one in host.lives["router"]] == [usual, usual, 7, 7, 7]
+    assert host.lives["router"][-1].settings.router.grpc_port == 5001
 
 
 async def test_a_new_router_finds_room_beside_the_one_before_and_in_later_lives(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pd_engine.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from pd_engine.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PdRelayError,
+    ResourceExhausted,
+    Unavailable,
+)
 from pd_engine.settings import Settings, load_settings
 from pd_ops.cluster.control_messages import (
     DrainRequest,
@@ -22,14 +29,16 @@ from pd_ops.cluster.control_messages import (
 )
 from pd_ops.cluster.members import Member, MemberState
 from pd_ops.cluster.operations import Caller, Operations
+from pd_ops.cluster.other_settings import FIXED
 from pd_ops.cluster.plan import ActorPlan, ClusterPlan, Role, plan_cluster
 from pd_ops.cluster.restarts import RestartPacer, RestartPolicy
+from support.checkout import ROOT
 
 
 class PretendedFleet:
     """Attributes:
     log: what was done, in order.
-    failing: ids of workers that do not start.
+    failing: what does not start, or not with these settings.
     least: the smallest number of serving workers that each pool had.
     """
 
@@ -39,7 +48,7 @@ class PretendedFleet:
         self.router = self._member(self.plan.router)
         self._workers = {plan.actor_id: self._member(plan) for plan in self.plan.workers}
         self.log: list[str] = []
-        self.failing: set[str] = set()
+        self.failing: Callable[[str, Settings], PdRelayError | None] = lambda actor_id, settings: None
         self.least = dict.fromkeys((Role.PREFILL, Role.DECODE), 1_000)
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -51,13 +60,14 @@ class PretendedFleet:
     def use_settings(self, settings: Settings) -> None:
         self.settings = settings
 
-    async def add_worker(self, plan: ActorPlan) -> Member:
+    async def add_worker(self, plan: ActorPlan, settings: Settings | None = None) -> Member:
         await self.may_go_on.wait()
-        if plan.actor_id in self.failing:
-            raise Unavailable(f"{plan.actor_id} died")
+        error = self.failing(plan.actor_id, settings or self.settings)
+        if error is not None:
+            raise error
         assert plan.actor_id not in self._workers
         self.log.append(f"+{plan.actor_id}")
-        self._workers[plan.actor_id] = self._member(plan)
+        self._workers[plan.actor_id] = self._member(plan, settings)
         return self._workers[plan.actor_id]
 
     async def remove_worker(self, member: Member, drain_s: float) -> bool:
@@ -71,17 +81,24 @@ class PretendedFleet:
         del self._workers[member.actor_id]
         return drain_s > 0
 
-    async def replace_router(self, drain_s: float) -> bool:
+    async def replace_router(self, drain_s: float, settings: Settings | None = None) -> bool:
+        error = self.failing("router", settings or self.settings)
+        if error is not None:
+            raise error
         self.log.append("router")
+        self.router = self._member(self.plan.router, settings)
         return True
 
     def member(self, actor_id: str) -> Member:
         return self._workers[actor_id]
 
-    @staticmethod
-    def _member(plan: ActorPlan) -> Member:
+    def _member(self, plan: ActorPlan, settings: Settings | None = None) -> Member:
         pacer = RestartPacer(RestartPolicy(first_delay_s=1.0, max_delay_s=1.0))
-        return Member(plan=plan, pacer=pacer, state=MemberState.SERVING)
+        return Member(plan=plan, settings=settings or self.settings, pacer=pacer, state=MemberState.SERVING)
+
+
+def dies(*actor_ids: str) -> Callable[[str, Settings], PdRelayError | None]:
+    return lambda actor_id, settings: Unavailable(f"{actor_id} died") if actor_id in actor_ids else None
 
 
 def operations(fleet: PretendedFleet) -> Operations:
@@ -113,7 +130,7 @@ async def test_who_does_not_serve_goes_first() -> None:
 
 async def test_a_worker_that_does_not_start_is_told_and_the_others_stay() -> None:
     fleet = PretendedFleet(decode=2)
-    fleet.failing = {"prefill-1"}
+    fleet.failing = dies("prefill-1")
     with pytest.raises(Unavailable, match="prefill-1 died; the cluster has prefill=2, decode=2"):
         await operations(fleet).run(ScaleRequest(prefill=3, decode=1, drain_s=1.0), caller())
     assert fleet.log == ["+prefill-2"]
@@ -207,12 +224,20 @@ async def test_a_roll_gives_new_processes_other_settings() -> None:
     assert (fleet.settings.engine.cache_mib, fleet.settings.decode.workers) == (7, 1)
     await operations(fleet).run(RollRequest(drain_s=1.0, settings={"decode": {"max_batch": 3, "workers": 9}}), caller())
     assert (fleet.settings.engine.cache_mib, fleet.settings.decode.max_batch) == (7, 3), "what is not named stays"
+    assert all(one.settings == fleet.settings for one in (fleet.router, *fleet.workers))
+    await operations(fleet).run(RollRequest(drain_s=1.0, settings={"decode": {"speculate": 2}}), caller())
     assert fleet.settings.decode.workers == 1, "sizes are for scale"
 
 
 @pytest.mark.parametrize(("named", "message"), [
     ({"engine": {"cache_mb": 7}}, "unknown key engine.cache_mb; did you mean engine.cache_mib?"),
     ({"engine": {"block_size": 32}}, "engine.block_size cannot change while the cluster runs: it has 16, not 32"),
+    ({"engine": {"ops": "reference"}}, "engine.ops cannot change while the cluster runs"),
+    ({"engine": {"prefill_form": "expanded"}}, "engine.prefill_form cannot change while the cluster runs"),
+    ({"transfer": {"checksums": False}}, "transfer.checksums cannot change while the cluster runs"),
+    ({"transfer": {"transport": "tcp"}}, "transfer.transport cannot change while the cluster runs"),
+    ({"transfer": {"lease_ms": 500}}, "transfer.lease_ms cannot change while the cluster runs"),
+    ({"decode": {"speculate": 0}}, "decode.speculate cannot change while the cluster runs: it has 1, not 0"),
     ({"router": {"grpc_port": 1234}}, "router.grpc_port cannot change while the cluster runs"),
     ({"cluster": {"name": "other"}}, "cluster.name cannot change while the cluster runs"),
     ({"decode": 3}, "settings: "),
@@ -225,14 +250,63 @@ async def test_settings_that_a_running_cluster_cannot_take(named: dict[str, Any]
     assert (fleet.log, fleet.settings) == ([], before)
 
 
+def test_the_docs_name_every_setting_that_a_running_cluster_cannot_take() -> None:
+    text = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    assert [key for key in FIXED if not key.startswith("cluster.") and f"`{key}`" not in text] == []
+
+
 async def test_other_settings_are_given_up_if_no_process_starts_with_them() -> None:
     """What dies later is started again as it was."""
     fleet = PretendedFleet()
     before = fleet.settings
-    fleet.failing = {"prefill-1"}
+    fleet.failing = dies("prefill-1")
     with pytest.raises(Unavailable):
         await operations(fleet).run(RollRequest(drain_s=1.0, settings={"engine": {"cache_mib": 7}}), caller())
     assert fleet.settings == before
+
+
+async def test_other_settings_that_the_router_does_not_start_with_leave_each_process_what_it_serves_with() -> None:
+    """A router that dies then comes back, and so does each worker."""
+    fleet = PretendedFleet()
+    before = fleet.settings
+    fleet.failing = dies("router")
+    with pytest.raises(Unavailable, match="router died; the cluster keeps its settings, and prefill-1, decode-1 the n"):
+        await operations(fleet).run(RollRequest(drain_s=1.0, settings={"router": {"max_attempts": 7}}), caller())
+    assert fleet.settings == fleet.router.settings == before
+    assert [worker.settings.router.max_attempts for worker in fleet.workers] == [7, 7]
+    fleet.failing = dies()
+    await operations(fleet).run(RollRequest(drain_s=1.0), caller())
+    assert all(one.settings == before for one in (fleet.router, *fleet.workers))
+
+
+async def test_while_a_roll_goes_on_the_cluster_has_the_settings_before() -> None:
+    fleet = PretendedFleet()
+    seen: list[int] = []
+    before = fleet.settings
+    fleet.failing = lambda actor_id, settings: seen.append(settings.engine.cache_mib) or (
+        None if fleet.settings == before else Unavailable("too early"))
+    await operations(fleet).run(RollRequest(drain_s=1.0, settings={"engine": {"cache_mib": 7}}), caller())
+    assert (seen, fleet.settings.engine.cache_mib) == ([7, 7, 7], 7)
+
+
+async def test_where_the_old_worker_goes_first_and_the_new_one_does_not_start_one_as_before_takes_its_place() -> None:
+    """And so where the start itself finds no room, as on a GPU."""
+    fleet = PretendedFleet(prefill=2)
+
+    def failing(actor_id: str, settings: Settings) -> PdRelayError | None:
+        if len(fleet.workers) >= 3:
+            return ResourceExhausted("no memory on the GPU")
+        return Unavailable(f"{actor_id} died") if settings.engine.cache_mib == 7 else None
+
+    fleet.failing = failing
+    with pytest.raises(Unavailable, match=r"prefill-0 died; .*; prefill-0 took its place, with the settings before"):
+        await operations(fleet).run(RollRequest(drain_s=1.0, settings={"engine": {"cache_mib": 7}}), caller())
+    assert fleet.log == ["-prefill-0", "+prefill-0"]
+    assert fleet.least[Role.PREFILL] == 1
+    fleet.log = []
+    with pytest.raises(ResourceExhausted, match="GPU"):  # the only decode worker does not go first
+        await operations(fleet).run(RollRequest(drain_s=1.0, settings={"engine": {"cache_mib": 9}}), caller())
+    assert fleet.log == ["-prefill-1", "+prefill-1", "-prefill-0", "+prefill-0"]
 
 
 async def test_an_operation_whose_caller_left_ends_after_its_step() -> None:

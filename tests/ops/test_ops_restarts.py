@@ -13,8 +13,9 @@ POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=10.0)
 
 
 def member() -> Member:
-    [plan] = [worker for worker in plan_cluster(load_settings(None)).workers if worker.role is Role.DECODE]
-    return Member(plan=plan, pacer=RestartPacer(POLICY))
+    settings = load_settings(None)
+    [plan] = [worker for worker in plan_cluster(settings).workers if worker.role is Role.DECODE]
+    return Member(plan=plan, settings=settings, pacer=RestartPacer(POLICY))
 
 
 def test_ends_in_a_row_are_paced() -> None:

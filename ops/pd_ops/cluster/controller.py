@@ -56,7 +56,7 @@ class Controller:
         return self._lives.settings
 
     def use_settings(self, settings: Settings) -> None:
-        """For processes that are started from now on; sizes and places stay those of the plan."""
+        """For members that are new from now on; sizes and places stay those of the plan."""
         self._lives.settings = settings
 
     @property
@@ -126,14 +126,14 @@ class Controller:
 
     # One process more, or less
 
-    async def add_worker(self, plan: ActorPlan) -> Member:
-        """Returns when the new worker serves and the router has it.
+    async def add_worker(self, plan: ActorPlan, settings: Settings | None = None) -> Member:
+        """Returns when the new worker serves and the router has it. `settings`: its own; None: the cluster's.
 
         Raises:
             PdRelayError: it did not start, or does not fit the others; nothing is left of it.
         """
         assert plan.actor_id not in self._workers, plan.actor_id
-        member = self._workers[plan.actor_id] = self._lives.new_member(plan)
+        member = self._workers[plan.actor_id] = self._lives.new_member(plan, settings)
         try:
             await self._lives.in_time(plan.actor_id, self._lives.begin(member))
             await self._news.tell()
@@ -161,9 +161,9 @@ class Controller:
         self._announce(EventKind.REMOVED, member, f"removed: {member.actor_id} has ended", drained=is_drained)
         return is_drained
 
-    async def replace_router(self, drain_s: float) -> bool:
+    async def replace_router(self, drain_s: float, settings: Settings | None = None) -> bool:
         """Starts another router on the same ports, and ends the one before: its streams may go on for `drain_s`.
-        Whether none was left.
+        Whether none was left. `settings`: as in `add_worker`.
 
         Raises:
             PdRelayError: the new one did not start; the one before serves on.
@@ -171,7 +171,7 @@ class Controller:
         before = self._router
         # For a while there are two: a host that Ray gives one CPU has room for the one that leaves alone. It stays so:
         # that CPU may be somebody else's by the time the new one dies and is started again.
-        after = self._lives.new_member(replace(before.plan, num_cpus=0))
+        after = self._lives.new_member(replace(before.plan, num_cpus=0), settings)
         try:
             await self._lives.in_time("the new router", self._begin(after))
         except BaseException:
@@ -181,6 +181,7 @@ class Controller:
         self._router = after
         self._leaving_routers.append(before)
         self._watch(after)
+        await self._news.tell_anyway()  # what has changed since it was told, when it was none of the routers yet
         is_drained = before.state is MemberState.SERVING
         if is_drained:
             before.move(MemberState.DRAINING)

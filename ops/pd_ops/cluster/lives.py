@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 class Lives:
     """Args:
+    settings: the cluster's; what is started with others has them in its `Member`.
     host: that workers listen on; None: each on the address that Ray knows its host by.
     counts_cpus: whether Ray shall set CPUs aside for each process, or take as many as there come.
     """
@@ -45,8 +46,9 @@ class Lives:
         )
         self._numbers: Counter[str] = Counter()
 
-    def new_member(self, plan: ActorPlan) -> Member:
-        return Member(plan=plan, pacer=RestartPacer(self._policy))
+    def new_member(self, plan: ActorPlan, settings: Settings | None = None) -> Member:
+        """`settings`: None: the cluster's."""
+        return Member(plan=plan, settings=settings or self.settings, pacer=RestartPacer(self._policy))
 
     async def begin(self, member: Member, places: Sequence[WorkerPlace] = ()) -> None:
         """Starts its process, and returns when that serves.
@@ -59,7 +61,7 @@ class Lives:
         """
         self._numbers[member.actor_id] += 1
         member.actor = place_actor(
-            member.plan, self.settings, life=self._numbers[member.actor_id], host=self._host, secret=self._secret,
+            member.plan, member.settings, life=self._numbers[member.actor_id], host=self._host, secret=self._secret,
             counts_cpus=self._counts_cpus,
         )
         arguments = [list(places)] if member.role is Role.ROUTER else []
@@ -75,7 +77,8 @@ class Lives:
     def _note_serving(self, member: Member, started: WorkerStarted | RouterStarted) -> None:
         member.started = started
         if isinstance(started, RouterStarted):
-            self._keep_ports(started)
+            member.settings = _with_ports(member.settings, started)
+            self.settings = _with_ports(self.settings, started)
         member.pacer.note_serving(time.monotonic())
         member.move(MemberState.SERVING)
 
@@ -146,11 +149,11 @@ class Lives:
             return str(path)
         return f"{path} on {member.address.rpartition(':')[0]}"
 
-    def _keep_ports(self, started: RouterStarted) -> None:
-        """The next router listens where this one does, also if its ports were any free ones."""
-        grpc_port, http_port = (int(one.rpartition(":")[2]) for one in (started.grpc_address, started.http_address))
-        router = self.settings.router.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
-        self.settings = self.settings.model_copy(update={"router": router})
+def _with_ports(settings: Settings, started: RouterStarted) -> Settings:
+    """The next router listens where this one does, also if its ports were any free ones."""
+    grpc_port, http_port = (int(one.rpartition(":")[2]) for one in (started.grpc_address, started.http_address))
+    router = settings.router.model_copy(update={"grpc_port": grpc_port, "http_port": http_port})
+    return settings.model_copy(update={"router": router})
 
 
 async def _answers(actor: PlacedActor, ended: asyncio.Future[None], timeout_s: float) -> bool:

@@ -10,6 +10,7 @@ from pd_ops.cluster.plan import ActorPlan, Role
 from pd_ops.cluster.restarts import RestartPacer
 
 if TYPE_CHECKING:
+    from pd_engine.settings import Settings
     from pd_ops.cluster.actors import RouterStarted, WorkerStarted
     from pd_ops.cluster.placed_actor import PlacedActor
 
@@ -36,6 +37,7 @@ class Member:
     """One process, life after life.
 
     Attributes:
+        settings: of every life: what has served with them is started again with them.
         actor: of its present or last life; None before the first.
         started: what that life said of itself; None before it serves.
         num_restarts: lives after the first.
@@ -43,6 +45,7 @@ class Member:
     """
 
     plan: ActorPlan
+    settings: Settings
     pacer: RestartPacer
     state: MemberState = MemberState.STARTING
     actor: PlacedActor | None = None

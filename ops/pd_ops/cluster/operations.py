@@ -49,11 +49,11 @@ class Fleet(Protocol):
 
     def use_settings(self, settings: Settings) -> None: ...
 
-    async def add_worker(self, plan: ActorPlan) -> Member: ...
+    async def add_worker(self, plan: ActorPlan, settings: Settings | None = None) -> Member: ...
 
     async def remove_worker(self, member: Member, drain_s: float) -> bool: ...
 
-    async def replace_router(self, drain_s: float) -> bool: ...
+    async def replace_router(self, drain_s: float, settings: Settings | None = None) -> bool: ...
 
 
 class Caller:
@@ -154,54 +154,75 @@ class Operations:
                 "pools": self._sizes()}
 
     async def _roll(self, request: RollRequest, caller: Caller) -> Document:
+        """Other settings become the cluster's when all processes serve with them: each has its own until then."""
+        settings = changed_settings(self._fleet.settings, request.settings)
         replaced: list[Document] = []
-        before = self._fleet.settings
-        self._fleet.use_settings(changed_settings(before, request.settings))
         try:
-            return await self._replace_all(request, caller, replaced)
-        finally:
-            if not replaced:  # no process has served with the new ones
-                self._fleet.use_settings(before)
+            interrupted = await self._replace_all(request.drain_s, settings, caller, replaced)
+        except PdRelayError as error:
+            if not (request.settings and replaced):
+                raise
+            new = _listed(one["by"] for one in replaced)
+            raise type(error)(f"{error.message}; the cluster keeps its settings, and {new} the new ones") from error
+        if not interrupted:
+            self._fleet.use_settings(settings)
+        return {"replaced": replaced, "interrupted": interrupted}
 
-    async def _replace_all(self, request: RollRequest, caller: Caller, replaced: list[Document]) -> Document:
-        """`replaced`: gets what has been."""
+    async def _replace_all(
+        self, drain_s: float, settings: Settings, caller: Caller, replaced: list[Document]
+    ) -> bool:
+        """Whether the caller left before the end. `replaced`: gets what has been."""
         for worker in [worker for role in WORKER_ROLES for worker in self._pool(role)]:
             if caller.has_left.is_set():
-                return {"replaced": replaced, "interrupted": True}
+                return True
             if worker.state in LEAVING:
                 continue
-            replaced.append(await self._replace(worker, request.drain_s, caller))
+            replaced.append(await self._replace(worker, drain_s, settings, caller))
         if caller.has_left.is_set():
-            return {"replaced": replaced, "interrupted": True}
+            return True
         caller.tell("replacing the router")
-        is_drained = await self._fleet.replace_router(request.drain_s)
+        is_drained = await self._fleet.replace_router(drain_s, settings)
         router_id = self._fleet.router.actor_id
         replaced.append({"id": router_id, "by": router_id, "drained": is_drained})
-        return {"replaced": replaced, "interrupted": False}
+        return False
 
     # Steps
 
-    async def _replace(self, worker: Member, drain_s: float, caller: Caller) -> Document:
+    async def _replace(self, worker: Member, drain_s: float, settings: Settings, caller: Caller) -> Document:
         """Its substitute serves before it goes; where there is no room for both, it goes first, if others serve.
 
         Raises:
             ResourceExhausted: there is no room, and nobody else in its pool serves.
         """
         try:
-            await self._wait_for_room([worker.role])
+            [new] = await self._add([worker.role], caller, settings)
         except ResourceExhausted as error:
             if not self._others_serve(worker):
                 raise
             caller.tell(f"no room for one worker more ({error.message}): {worker.actor_id} goes first")
             removed = await self._remove([worker], drain_s, caller)
-            [new] = await self._add([worker.role], caller)
+            new = await self._add_in_its_place(worker, settings, caller)
         else:
-            [new] = await self._add([worker.role], caller)
             removed = await self._remove([worker], drain_s, caller)
         return {"id": worker.actor_id, "by": new.actor_id, "drained": removed[worker.actor_id]}
 
-    async def _add(self, roles: Sequence[Role], caller: Caller) -> list[Member]:
-        """All at once. Raises the first error, if one does not start; the others are there then."""
+    async def _add_in_its_place(self, worker: Member, settings: Settings, caller: Caller) -> Member:
+        """Of one that has gone. If that does not start, one with the settings that it had does, and the error is
+        raised."""
+        try:
+            [new] = await self._add([worker.role], caller, settings)
+        except PdRelayError as error:
+            caller.tell(f"not started: {error.message}; another one is, with the settings before")
+            self._room_may_come_until_s = time.monotonic() + ROOM_RETURNS_S
+            [new] = await self._add([worker.role], caller, worker.settings)
+            raise type(error)(f"{error.message}; {new.actor_id} took its place, with the settings before") from error
+        return new
+
+    async def _add(
+        self, roles: Sequence[Role], caller: Caller, settings: Settings | None = None
+    ) -> list[Member]:
+        """All at once. `settings`: None: the cluster's. Raises the first error, if one does not start; the others are
+        there then."""
         if not roles:
             return []
         await self._wait_for_room(roles)
@@ -210,7 +231,8 @@ class Operations:
         for role in roles:
             plans.append(self._fleet.plan.another(role, [*taken, *(plan.actor_id for plan in plans)]))
         caller.tell(f"starting {_listed(plan.actor_id for plan in plans)}")
-        results = await asyncio.gather(*map(self._fleet.add_worker, plans), return_exceptions=True)
+        starts = [self._fleet.add_worker(plan, settings) for plan in plans]
+        results = await asyncio.gather(*starts, return_exceptions=True)
         for error in results:
             if isinstance(error, PdRelayError):
                 sizes = ", ".join(f"{name}={size}" for name, size in self._sizes().items())

@@ -10,9 +10,14 @@ from pd_engine.settings import ClusterSettings, Settings, load_settings
 
 SIZES = ("prefill.workers", "decode.workers")  # of the start; what pools have now is for `scale`
 PORTS = ("router.grpc_port", "router.http_port")  # the next router takes over
+ALIKE = (  # in processes that hand over to each other: while a roll goes on, there are old and new ones
+    "model", "engine.dtype", "engine.latent_dtype", "engine.block_size", "engine.device", "engine.ops",
+    "engine.prefill_form", "transfer.transport", "transfer.checksums", "transfer.lease_ms",
+)
+DRAFTS = "decode.speculate"  # 0 leaves the MTP layer out, in caches too; other numbers are of one kind
 FIXED = (
-    "model", "engine.dtype", "engine.latent_dtype", "engine.block_size", "engine.device", "engine.threads",
-    "router.host", *PORTS, *(f"cluster.{name}" for name in ClusterSettings.model_fields),
+    *ALIKE, DRAFTS, "engine.threads", "router.host", *PORTS,
+    *(f"cluster.{name}" for name in ClusterSettings.model_fields),
 )
 
 
@@ -30,7 +35,7 @@ def changed_settings(current: Settings, named: Mapping[str, Any]) -> Settings:
     changed = load_settings(None, {**wanted, **{key: before[key] for key in SIZES}})
     after = _flat(changed.model_dump())
     for key in FIXED:
-        if after[key] != before[key]:
+        if after[key] != before[key] and not (key == DRAFTS and after[key] and before[key]):
             raise InvalidArgument(
                 f"settings: {key} cannot change while the cluster runs: it has {shown(before[key])}, not "
                 f"{shown(after[key])}; start the cluster anew"
