@@ -1,12 +1,11 @@
 """A cluster of hosts, each with a network and processes of its own, by the file at the root: up, drilled, down.
 
-It needs root and Linux's namespaces, and takes minutes: each host starts a Ray. So it is all slow tests where there are
-fewer than four cores; with more, `make test` has those that are not marked so themselves. `make lab` runs all drills.
+It needs root and Linux's namespaces, and takes minutes, as each host starts a Ray: `make test` boots it once, for what
+is not marked slow. `make lab` runs all drills.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from support.lab import Lab, booted_lab
 from support.lab_network import why_not
 
 REASON = why_not()
-MIN_CORES = 4
 pytestmark = [
     pytest.mark.cluster,
-    *([pytest.mark.slow] if (os.cpu_count() or 1) < MIN_CORES else []),
     pytest.mark.timeout(1_200),
     pytest.mark.skipif(REASON is not None, reason=f"NO LAB, so nothing of many hosts is tested: {REASON}"),
 ]
