@@ -16,6 +16,24 @@ from pd_router.targets import Targets
 from pd_router.waiting_line import Waiter
 
 
+class _Recovery:
+    """How long a journey may still wait for a worker: from the look at which it first may."""
+
+    def __init__(self, group: ChoiceGroup, wait_s: float, has_failed: bool) -> None:
+        self._group = group
+        self._wait_s = wait_s
+        self._has_failed = has_failed
+        self._until_s: float | None = None
+
+    def left_s(self, now_s: float) -> float:
+        """Not above 0: it may not wait."""
+        if self._until_s is None:
+            if not (self._has_failed or self._group.has_begun):
+                return 0.0
+            self._until_s = now_s + self._wait_s
+        return self._until_s - now_s
+
+
 class RoomGate:
     """Places journeys; one that finds no room waits, and others wait behind it."""
 
@@ -26,7 +44,7 @@ class RoomGate:
 
     async def place(
         self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, *,
-        recovery_wait_s: float = 0.0,
+        recovery_wait_s: float, has_failed: bool = False,
     ) -> Placement:
         """The pair for one attempt. The caller takes its blocks before it next awaits.
 
@@ -34,7 +52,8 @@ class RoomGate:
             wanted: what is to be placed, asked at every look: what is known of workers changes while it waits.
             waiter: refused with its whole group, as long as none of that has begun.
             targets: by the event loop's clock, until the group has begun; None: whenever, however slowly.
-            recovery_wait_s: how long to wait for an expected worker to become ready; 0: not at all.
+            recovery_wait_s: how long to wait for an expected worker to become ready, once the group has begun.
+            has_failed: an attempt has, so it waits for such a worker in any case.
 
         Raises:
             Unavailable, InvalidArgument, NotFound: there is no such worker, now or ever. Lack of room alone raises
@@ -44,7 +63,8 @@ class RoomGate:
         group = waiter.group
         _check_refused(group)
         try:
-            return await self._place(wanted, waiter, None if group.has_begun else targets, recovery_wait_s)
+            recovery = _Recovery(group, recovery_wait_s, has_failed)
+            return await self._place(wanted, waiter, None if group.has_begun else targets, recovery)
         except PdRelayError as error:
             self._refuse(group, error)
             raise
@@ -55,13 +75,13 @@ class RoomGate:
         self._registry.note_room()
 
     async def _place(
-        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recovery_wait_s: float
+        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recovery: _Recovery
     ) -> Placement:
         now_s = asyncio.get_running_loop().time()
         request = wanted()
         snapshot = self._registry.snapshot(request.block_hashes)
         arrival = self._admission.arrive(
-            waiter, request, snapshot, targets, now_s, may_recover=recovery_wait_s > 0
+            waiter, request, snapshot, targets, now_s, may_recover=recovery.left_s(now_s) > 0
         )
         if arrival.placement is not None:
             return arrival.placement
@@ -70,32 +90,32 @@ class RoomGate:
             self._refuse(arrival.displaced.group, self._admission.displacement())
         self._call_head()
         try:
-            return await self._wait_in_time(wanted, waiter, targets, now_s + recovery_wait_s)
+            return await self._wait_in_time(wanted, waiter, targets, recovery)
         finally:
             self._admission.leave(waiter)
             del self._calls[waiter]
             self._call_head()
 
     async def _wait_in_time(
-        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recover_until_s: float
+        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recovery: _Recovery
     ) -> Placement:
         due_s = None if targets is None or targets.ttft_ms is None else targets.begun_s + targets.ttft_ms / 1000
         try:
             async with asyncio.timeout_at(due_s):
-                return await self._wait(wanted, waiter, targets, recover_until_s)
+                return await self._wait(wanted, waiter, targets, recovery)
         except TimeoutError:
             assert targets is not None
             if not waiter.group.has_begun:
                 raise targets.missed() from None
-        return await self._wait(wanted, waiter, None, recover_until_s)
+        return await self._wait(wanted, waiter, None, recovery)
 
     async def _wait(
-        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recover_until_s: float
+        self, wanted: Callable[[], PlacementRequest], waiter: Waiter, targets: Targets | None, recovery: _Recovery
     ) -> Placement:
         loop = asyncio.get_running_loop()
         while True:
             await self._my_turn(waiter)
-            recovery_s = recover_until_s - loop.time()
+            recovery_s = recovery.left_s(loop.time())
             request = wanted()
             placement = self._admission.turn(
                 waiter, request, self._registry.snapshot(request.block_hashes),

@@ -41,7 +41,7 @@ class JourneyRunner:
     emit: called with every chunk, in order, from the event loop.
     timeout_s: of the whole journey.
     handoff_wait_s: how long a decode worker may still finish a handoff whose prefill call has broken.
-    recovery_wait_s: how long a journey with a failed attempt waits for a worker that is expected back.
+    recovery_wait_s: how long a journey that has begun or failed waits for a worker that is expected back.
     ttft_target_ms, itl_target_ms: of requests that name none; what cannot keep them is refused while no prefill has
         begun. None: nothing is.
     timeline: of this choice, to be filled in.
@@ -127,7 +127,8 @@ class JourneyRunner:
                 wanted,
                 self._waiter(wanted()),
                 self._targets(),
-                recovery_wait_s=self._recovery_wait_s if self.journey.num_failures or self._group.has_begun else 0.0,
+                recovery_wait_s=self._recovery_wait_s,
+                has_failed=self.journey.num_failures > 0,
             )
         except PdRelayError as error:
             self.journey.give_up(error)

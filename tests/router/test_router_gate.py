@@ -17,11 +17,15 @@ from support.toy_model import toy_generate
 
 
 class Room:
-    """A registry and an admission in one: there is no room at first, and some once `change` is set."""
+    """A registry and an admission in one: there is no room at first, and some once `change` is set.
+
+    may_recover: at each look, whether it might be for a worker that is waited.
+    """
 
     def __init__(self, waiter: Waiter) -> None:
         self.line = SimpleNamespace(head=waiter)
         self.change = asyncio.Event()
+        self.may_recover: list[bool] = []
 
     def snapshot(self, block_hashes: object) -> None:
         return None
@@ -30,9 +34,11 @@ class Room:
         await self.change.wait()
 
     def arrive(self, *arguments: Any, may_recover: bool) -> Arrival:
+        self.may_recover.append(may_recover)
         return Arrival(None)
 
     def turn(self, *arguments: Any, may_recover: bool) -> str | None:
+        self.may_recover.append(may_recover)
         return "a place" if self.change.is_set() else None
 
     def leave(self, waiter: Waiter) -> None:
@@ -56,6 +62,19 @@ async def test_who_is_cancelled_as_its_turn_comes_is_not_placed(num_ticks: int) 
             await waiting
     else:
         assert await waiting == "a place"
+
+
+async def test_a_choice_in_line_waits_for_a_lost_worker_once_another_one_has_begun() -> None:
+    """It would be refused, and the answer that has begun with it."""
+    waiter = Waiter()
+    room = cast(Any, Room(waiter))
+    request = cast(Any, SimpleNamespace(block_hashes=()))
+    waiting = asyncio.create_task(RoomGate(room, room).place(lambda: request, waiter, None, recovery_wait_s=60.0))
+    await eventually(lambda: len(room.may_recover) == 2)
+    waiter.group.begin()
+    room.change.set()
+    assert await waiting == "a place"
+    assert room.may_recover == [False, False, True]
 
 
 async def test_who_waits_for_a_worker_knows_what_has_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:

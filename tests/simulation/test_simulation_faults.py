@@ -39,6 +39,12 @@ def test_a_router_that_is_killed_while_it_starts_holds_up_nobody() -> None:
     assert_all_well(range(1_036, 1_037))
 
 
+@pytest.mark.timeout(60)
+def test_a_choice_in_line_does_not_end_its_answer_when_the_only_worker_is_lost() -> None:
+    """The other choice has begun in this world."""
+    assert_all_well(range(1_841, 1_842))
+
+
 def test_a_seed_that_does_not_end_fails_with_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
     def tick(self: SourceBook, now_s: float) -> None:
         while True:
